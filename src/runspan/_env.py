@@ -1,0 +1,388 @@
+"""Typed reading of an injected environment: runspan's own variables and the ``OTEL_*`` ones.
+
+Nothing here looks at ``os.environ``: a caller hands in a mapping. A blank variable is one that is not set. A value that
+cannot be read is a :class:`~runspan.errors.ConfigError` naming variable, value and what it takes; a secret's value is
+never part of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from runspan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "PROTOCOLS",
+    "SAMPLERS",
+    "EnvReader",
+    "OtelSettings",
+    "SignalSettings",
+    "SpanLimitSettings",
+    "check_endpoint",
+    "hide_credentials",
+    "parse_protocol",
+]
+
+T = TypeVar("T")
+
+#: The OTLP transports, by every spelling that is accepted.
+PROTOCOLS = {"grpc": "grpc", "http/protobuf": "http/protobuf", "http": "http/protobuf"}
+#: The standard's samplers that the SDK has.
+SAMPLERS = (
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+)
+_DEFAULT_SAMPLER = "parentbased_always_on"
+_COMPRESSIONS = {"none": "none", "gzip": "gzip"}
+_DEFAULT_TIMEOUT_S = 10.0
+_FLAGS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_OTEL_FLAGS = {"true": True, "false": False}
+_SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?) ?(?P<unit>[A-Za-z]*)")
+_SIZE_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+_PROTOCOL_NAMES = "grpc or http/protobuf"
+_MAX_PORT = 65_535
+
+
+class EnvReader:
+    """Reads typed values out of a mapping of environment variables.
+
+    Every method returns None for a variable that is not set or blank, and raises ConfigError for one it cannot read.
+
+    Args:
+        environ: the variables; read at each call, never changed.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def text(self, name: str) -> str | None:
+        """Return the value without surrounding white space."""
+        return self._environ.get(name, "").strip() or None
+
+    def flag(self, name: str) -> bool | None:
+        """Return a boolean: true, 1, yes, on or false, 0, no, off, in any case."""
+        return self.choice(name, _FLAGS, takes="true or false")
+
+    def integer(self, name: str, *, minimum: int = 0) -> int | None:
+        """Return a whole number that is at least ``minimum``."""
+        takes = f"a whole number from {minimum} up"
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            value = int(text)
+        except ValueError:
+            raise _unreadable(name, text, takes) from None
+        if value < minimum:
+            raise _unreadable(name, text, takes)
+        return value
+
+    def number(self, name: str, *, minimum: float = 0.0, maximum: float = math.inf) -> float | None:
+        """Return a finite number between ``minimum`` and ``maximum``, both included."""
+        takes = f"a finite number from {minimum:g} " + ("up" if math.isinf(maximum) else f"to {maximum:g}")
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            raise _unreadable(name, text, takes) from None
+        if not math.isfinite(value) or not minimum <= value <= maximum:
+            raise _unreadable(name, text, takes)
+        return value
+
+    def size(self, name: str, *, minimum: int = 0) -> int | None:
+        """Return a number of bytes from ``minimum`` up, plain or with a unit: ``1048576``, ``64 KiB``, ``1.5GB``."""
+        takes = f"a number of bytes from {minimum} up, such as 1048576, 64KiB, 256MiB or 1GB"
+        text = self.text(name)
+        if text is None:
+            return None
+        match = _SIZE.fullmatch(text)
+        unit = None if match is None else _SIZE_UNITS.get(match["unit"].lower())
+        if match is None or unit is None:
+            raise _unreadable(name, text, takes)
+        value = int(match["number"]) * unit if match["number"].isdigit() else int(float(match["number"]) * unit)
+        if value < minimum:
+            raise _unreadable(name, text, takes)
+        return value
+
+    def words(self, name: str) -> tuple[str, ...] | None:
+        """Return the parts of a comma-separated list, blank ones left out."""
+        text = self.text(name)
+        return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
+
+    def pairs(self, name: str, *, secret: bool = False) -> dict[str, str] | None:
+        """Return a list ``key=value,key=value`` as a dict, both sides percent-decoded as OpenTelemetry says.
+
+        Args:
+            name: the variable.
+            secret: whether an error message must hide the value.
+        """
+        text = self.text(name)
+        if text is None:
+            return None
+        pairs = {}
+        for item in text.split(","):
+            key, equals, value = item.partition("=")
+            try:
+                key = unquote(key.strip(), errors="strict")
+                value = unquote(value.strip(), errors="strict")
+            except UnicodeDecodeError:
+                key = ""
+            if not item.strip():
+                continue
+            if not key or not equals:
+                raise _unreadable(name, text, "a list key=value,key=value with percent-encoded values", secret=secret)
+            pairs[key] = value
+        return pairs
+
+    def choice(self, name: str, values: Mapping[str, T], *, takes: str | None = None) -> T | None:
+        """Return what the mapping holds for the lower-cased value.
+
+        Args:
+            name: the variable.
+            values: by lower-case spelling.
+            takes: what an error says the variable takes; None: the spellings.
+        """
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return values[text.lower()]
+        except KeyError:
+            raise _unreadable(name, text, takes or f"one of {', '.join(values)}") from None
+
+
+def _unreadable(name: str, text: str, takes: str, *, secret: bool = False) -> ConfigError:
+    shown = "***" if secret else _shorten(text)
+    return ConfigError(f"{name}={shown!r} cannot be used: {name} takes {takes}")
+
+
+def _shorten(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def check_endpoint(name: str, endpoint: str) -> str:
+    """Return an OTLP endpoint if it is one: ``http(s)://host[:port][/path]``, or ``host:port`` (gRPC only).
+
+    Args:
+        name: the variable or field it comes from, for the error.
+        endpoint: the endpoint; credentials in it are hidden in an error.
+
+    Raises:
+        ConfigError: another scheme, no host, an impossible port or white space.
+    """
+    parseable = endpoint if "://" in endpoint else f"//{endpoint}"
+    try:
+        parts = urlsplit(parseable)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    else:
+        if parts.scheme in {"", "http", "https"} and host and port != 0 and not re.search(r"\s", endpoint):
+            return endpoint
+    raise _unreadable(
+        name, hide_credentials(endpoint), f"an endpoint such as http://localhost:4318, with a port of 1 to {_MAX_PORT}"
+    )
+
+
+def hide_credentials(endpoint: str) -> str:
+    """Return an endpoint, valid or not, without user name, password and query, to be shown."""
+    return re.sub(r"^([a-zA-Z][\w+.-]*://|//)?.*@", r"\1***@", endpoint.partition("?")[0])
+
+
+def parse_protocol(name: str, protocol: str) -> str:
+    """Return ``grpc`` or ``http/protobuf`` for any accepted spelling.
+
+    Args:
+        name: the variable or field it comes from, for the error.
+        protocol: the spelling.
+
+    Raises:
+        ConfigError: another protocol.
+    """
+    try:
+        return PROTOCOLS[protocol.lower()]
+    except (KeyError, AttributeError):
+        raise _unreadable(name, str(protocol), _PROTOCOL_NAMES) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalSettings:
+    """What ``OTEL_*`` says of one signal's export; a variable of the signal beats the general one.
+
+    Attributes:
+        exporter_enabled: False when ``OTEL_<SIGNAL>_EXPORTER`` is ``none``.
+        endpoint: where to, None when no variable says so.
+        endpoint_is_base: whether the endpoint is the general one, to which HTTP appends ``/v1/<signal>``.
+        protocol: ``grpc`` or ``http/protobuf``, None when no variable says so.
+        headers: sent with each request; names in lower case. Never part of the repr.
+        certificate: path of the CA certificates, PEM.
+        client_key: path of the client's key, PEM.
+        client_certificate: path of the client's certificate, PEM.
+        insecure: whether gRPC without a scheme in the endpoint goes without TLS.
+        timeout_s: bound on one request. The variables are in milliseconds, as the standard has it, although the Python
+            SDK reads them as seconds.
+        compression: ``none`` or ``gzip``.
+    """
+
+    exporter_enabled: bool = True
+    endpoint: str | None = field(default=None, repr=False)  # it may hold a user name and password
+    endpoint_is_base: bool = False
+    protocol: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    certificate: str | None = None
+    client_key: str | None = None
+    client_certificate: str | None = None
+    insecure: bool = False
+    timeout_s: float = _DEFAULT_TIMEOUT_S
+    compression: str = "none"
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], signal: str) -> SignalSettings:
+        """Read the settings of ``traces`` or ``metrics``.
+
+        Raises:
+            ConfigError: a variable cannot be read.
+        """
+        env = EnvReader(environ)
+
+        def name_of(setting: str) -> str:
+            """Return the signal's own variable if it is set, else the general one."""
+            own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_{setting}"
+            return own if env.text(own) is not None else f"OTEL_EXPORTER_OTLP_{setting}"
+
+        endpoint_name = name_of("ENDPOINT")
+        endpoint = env.text(endpoint_name)
+        headers = env.pairs(name_of("HEADERS"), secret=True) or {}
+        timeout_ms = env.number(name_of("TIMEOUT"), minimum=1)
+        return cls(
+            exporter_enabled="none" not in (env.words(f"OTEL_{signal.upper()}_EXPORTER") or ()),
+            endpoint=None if endpoint is None else check_endpoint(endpoint_name, endpoint),
+            endpoint_is_base=endpoint is not None and endpoint_name == "OTEL_EXPORTER_OTLP_ENDPOINT",
+            protocol=env.choice(name_of("PROTOCOL"), PROTOCOLS, takes=_PROTOCOL_NAMES),
+            headers={key.lower(): value for key, value in headers.items()},
+            certificate=env.text(name_of("CERTIFICATE")),
+            client_key=env.text(name_of("CLIENT_KEY")),
+            client_certificate=env.text(name_of("CLIENT_CERTIFICATE")),
+            insecure=bool(env.choice(name_of("INSECURE"), _OTEL_FLAGS)),
+            timeout_s=_DEFAULT_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000,
+            compression=env.choice(name_of("COMPRESSION"), _COMPRESSIONS) or "none",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanLimitSettings:
+    """The ``OTEL_*`` limits of exported spans; None where no variable sets one.
+
+    Attributes:
+        attribute_count: attributes a span.
+        attribute_value_length: characters a string attribute.
+        event_count: events a span.
+        link_count: links a span.
+        event_attribute_count: attributes an event.
+        link_attribute_count: attributes a link.
+    """
+
+    attribute_count: int | None = None
+    attribute_value_length: int | None = None
+    event_count: int | None = None
+    link_count: int | None = None
+    event_attribute_count: int | None = None
+    link_attribute_count: int | None = None
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> SpanLimitSettings:
+        """Read the limits; one for spans, events or links beats the general one.
+
+        Raises:
+            ConfigError: a variable cannot be read.
+        """
+        env = EnvReader(environ)
+
+        def first(names: Sequence[str]) -> int | None:
+            found = (env.integer(f"OTEL_{name}_LIMIT") for name in names)
+            return next((value for value in found if value is not None), None)
+
+        return cls(
+            attribute_count=first(("SPAN_ATTRIBUTE_COUNT", "ATTRIBUTE_COUNT")),
+            attribute_value_length=first(("SPAN_ATTRIBUTE_VALUE_LENGTH", "ATTRIBUTE_VALUE_LENGTH")),
+            event_count=first(("SPAN_EVENT_COUNT",)),
+            link_count=first(("SPAN_LINK_COUNT",)),
+            event_attribute_count=first(("EVENT_ATTRIBUTE_COUNT", "ATTRIBUTE_COUNT")),
+            link_attribute_count=first(("LINK_ATTRIBUTE_COUNT", "ATTRIBUTE_COUNT")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtelSettings:
+    """Every ``OTEL_*`` variable that runspan honours, and the propagated trace context.
+
+    Attributes:
+        sdk_disabled: ``OTEL_SDK_DISABLED``.
+        service_name: ``OTEL_SERVICE_NAME``.
+        resource_attributes: ``OTEL_RESOURCE_ATTRIBUTES``.
+        traces: the export of spans.
+        metrics: the export of metrics.
+        limits: bounds on exported spans.
+        sampler: one of :data:`SAMPLERS`.
+        sampler_ratio: ``OTEL_TRACES_SAMPLER_ARG`` of a ratio sampler, 0..1.
+        max_queue_size: ``OTEL_BSP_MAX_QUEUE_SIZE``, spans.
+        metric_interval_s: ``OTEL_METRIC_EXPORT_INTERVAL``, which is in milliseconds.
+        traceparent: ``TRACEPARENT`` as it stands; a malformed one is no error here.
+        tracestate: ``TRACESTATE`` as it stands.
+    """
+
+    sdk_disabled: bool = False
+    service_name: str | None = None
+    resource_attributes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    traces: SignalSettings = field(default_factory=SignalSettings)
+    metrics: SignalSettings = field(default_factory=SignalSettings)
+    limits: SpanLimitSettings = field(default_factory=SpanLimitSettings)
+    sampler: str = _DEFAULT_SAMPLER
+    sampler_ratio: float = 1.0
+    max_queue_size: int | None = None
+    metric_interval_s: float | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> OtelSettings:
+        """Read all of them once.
+
+        Raises:
+            ConfigError: a variable cannot be read.
+        """
+        env = EnvReader(environ)
+        sampler = env.choice("OTEL_TRACES_SAMPLER", {name: name for name in SAMPLERS}) or _DEFAULT_SAMPLER
+        ratio = env.number("OTEL_TRACES_SAMPLER_ARG", maximum=1.0) if sampler.endswith("traceidratio") else None
+        interval_ms = env.number("OTEL_METRIC_EXPORT_INTERVAL", minimum=1)
+        return cls(
+            sdk_disabled=bool(env.choice("OTEL_SDK_DISABLED", _OTEL_FLAGS)),
+            service_name=env.text("OTEL_SERVICE_NAME"),
+            resource_attributes=env.pairs("OTEL_RESOURCE_ATTRIBUTES") or {},
+            traces=SignalSettings.from_env(environ, "traces"),
+            metrics=SignalSettings.from_env(environ, "metrics"),
+            limits=SpanLimitSettings.from_env(environ),
+            sampler=sampler,
+            sampler_ratio=1.0 if ratio is None else ratio,
+            max_queue_size=env.integer("OTEL_BSP_MAX_QUEUE_SIZE", minimum=1),
+            metric_interval_s=None if interval_ms is None else interval_ms / 1000,
+            traceparent=env.text("TRACEPARENT"),
+            tracestate=env.text("TRACESTATE"),
+        )
