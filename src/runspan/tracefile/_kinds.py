@@ -1,0 +1,340 @@
+"""The records of a trace file: one class per event kind, and what they are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from runspan.records import ResourceSnapshot
+from runspan.tracefile.meta import ExecutionPhase, TimingMode, TraceRunMeta, check_run_meta
+
+__all__ = [
+    "Artifact",
+    "Count",
+    "Dropped",
+    "Environment",
+    "Event",
+    "GitInfo",
+    "Meta",
+    "Metric",
+    "Metrics",
+    "Observe",
+    "OtelContext",
+    "Param",
+    "ProcessInfo",
+    "Scope",
+    "SegmentEnd",
+    "SpanEnd",
+    "SpanEvent",
+    "SpanLink",
+    "SpanStart",
+    "SpanStatus",
+    "Step",
+    "Tag",
+    "Terminal",
+    "TraceEvent",
+    "Unknown",
+    "Usage",
+]
+
+Attributes = dict[str, Any]
+
+
+class _Event(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", gc=False):
+    """Common configuration of the kinds."""
+
+
+class ProcessInfo(msgspec.Struct, frozen=True):
+    """Which process wrote the file."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    attempt: int
+    host: str
+    pid: int
+
+
+class Meta(_Event, frozen=True, tag="meta", kw_only=True):
+    """The first line: identity, clocks and process of the trace.
+
+    ``time_unix_nano`` is the wall time of the trace's start, from which ``start_ns`` and ``timestamp_ns`` count.
+    """
+
+    schema: str
+    run_id: str
+    correlation_id: str
+    entrypoint: str
+    phase: ExecutionPhase
+    timestamp: str
+    capture_step: int
+    warmup_steps: int
+    device: str
+    timing_mode: TimingMode
+    tags: dict[str, str]
+    candle_version: str | None = None
+    time_unix_nano: int
+    experiment_id: str | None = None
+    trace_id: str | None = None
+    run_span_id: str | None = None
+    span_id: str | None = None
+    process: ProcessInfo
+    heartbeat_s: float
+    resource: dict[str, Any]
+    part: int | None = None
+
+    def __post_init__(self) -> None:
+        check_run_meta(self)
+
+    @property
+    def run_meta(self) -> TraceRunMeta:
+        """The TraceRunMeta fields alone."""
+        return TraceRunMeta(**{name: getattr(self, name) for name in TraceRunMeta.__struct_fields__})
+
+
+class GitInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The working tree the run was started in."""
+
+    sha: str
+    branch: str | None = None
+    diff: str | None = None
+
+
+class Environment(_Event, frozen=True, tag="environment"):
+    """What the run was started with, redacted."""
+
+    argv: list[str]
+    cwd: str
+    python: str
+    packages: dict[str, str]
+    git: GitInfo | None = None
+
+
+class Scope(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An instrumentation scope."""
+
+    name: str
+    version: str | None = None
+    schema_url: str | None = None
+
+
+class OtelContext(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What OpenTelemetry knows of a span beside its own id.
+
+    ``kind`` is left out for INTERNAL, ``scope`` for runspan's own, ``flags`` (the W3C trace flags) when sampled.
+    """
+
+    trace_id: str
+    parent_span_id: str | None = None
+    kind: str | None = None
+    scope: Scope | None = None
+    trace_state: str | None = None
+    flags: int | None = None
+
+
+class SpanLink(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A link to another span."""
+
+    trace_id: str
+    span_id: str
+    attributes: Attributes | None = None
+    trace_state: str | None = None
+    flags: int | None = None
+
+
+class SpanEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A timed event on a span."""
+
+    name: str
+    time_unix_nano: int
+    attributes: Attributes | None = None
+
+
+class SpanStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A span's status: ``ok`` or ``error``; unset is no status."""
+
+    code: str
+    message: str | None = None
+
+
+class SpanStart(_Event, frozen=True, tag="span_start", kw_only=True):
+    """A span began."""
+
+    id: str
+    parent_id: str | None = None
+    name: str
+    start_ns: int
+    time_unix_nano: int
+    span_kind: str
+    measured: bool = msgspec.field(default_factory=bool)  # a factory's value is written even when it is the default
+    step: str | None = None
+    attributes: Attributes | None = None
+    otel: OtelContext
+    links: list[SpanLink] | None = None
+
+
+class SpanEnd(_Event, frozen=True, tag="span_end", kw_only=True):
+    """A span ended; ``attributes`` are those set or changed since its start."""
+
+    id: str
+    duration_ns: int
+    status: SpanStatus | None = None
+    attributes: Attributes | None = None
+    events: list[SpanEvent] | None = None
+    links: list[SpanLink] | None = None
+    dropped: dict[str, int] | None = None
+
+
+class Metric(_Event, frozen=True, tag="metric"):
+    """One value of one metric; ``explicit`` marks a step that the caller gave, which moves no counter."""
+
+    key: str
+    step: int
+    value: int | float
+    time_unix_nano: int
+    explicit: bool = False
+
+
+class Metrics(_Event, frozen=True, tag="metrics", kw_only=True):
+    """Several values logged at once: at one explicit ``step``, or each key at its own next one in ``steps``."""
+
+    step: int | None = None
+    values: dict[str, int | float]
+    steps: dict[str, int] | None = None
+    time_unix_nano: int
+
+
+class Count(_Event, frozen=True, tag="count", kw_only=True):
+    """An increment of a counter."""
+
+    key: str
+    value: int | float
+    unit: str | None = None
+    time_unix_nano: int
+
+
+class Observe(_Event, frozen=True, tag="observe", kw_only=True):
+    """One observation of a distribution."""
+
+    key: str
+    value: int | float
+    unit: str | None = None
+    time_unix_nano: int
+
+
+class Param(_Event, frozen=True, tag="param"):
+    """A parameter; the last of a key holds."""
+
+    key: str
+    value: Any
+
+
+class Tag(_Event, frozen=True, tag="tag"):
+    """A tag; the last of a key holds."""
+
+    key: str
+    value: str
+
+
+class Artifact(_Event, frozen=True, tag="artifact"):
+    """An artifact: its bytes are in the run directory, or by ``reference`` where they were."""
+
+    name: str
+    hash: str
+    bytes: int
+    step: int | None = None
+    reference: str | None = None
+
+
+class Step(_Event, frozen=True, tag="step", kw_only=True):
+    """A training step that ended."""
+
+    step: int
+    duration_ns: int
+    data_ns: int | None = None
+    phases: dict[str, int] | None = None
+    samples: int | None = None
+    tokens: int | None = None
+    total: int | None = None
+    time_unix_nano: int
+
+
+class Event(_Event, frozen=True, tag="event", kw_only=True):
+    """Something worth a line: a user's event, an alert, a clock that stepped."""
+
+    name: str
+    level: str
+    message: str
+    attributes: Attributes | None = None
+    time_unix_nano: int
+
+
+class Usage(_Event, frozen=True, tag="usage", kw_only=True):
+    """A resource sample; also the heartbeat."""
+
+    gpu_util: float | None = None
+    cpu_util: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    gpu_memory_used: int | None = None
+    gpu_memory_total: int | None = None
+    timestamp_ns: int
+    time_unix_nano: int
+
+    @property
+    def snapshot(self) -> ResourceSnapshot:
+        """The sample without its times."""
+        return ResourceSnapshot(**{name: getattr(self, name) for name in ResourceSnapshot.__struct_fields__})
+
+
+class Dropped(_Event, frozen=True, tag="dropped"):
+    """What was lost of a signal, and why."""
+
+    signal: str
+    reason: str
+    count: int
+
+
+class SegmentEnd(_Event, frozen=True, tag="segment_end"):
+    """The last line of a part that another follows; ``next`` is that file's name."""
+
+    next: str
+
+
+class Terminal(_Event, frozen=True, tag="terminal"):
+    """The last line of a trace: ``complete`` for a success, else ``failed`` with a reason."""
+
+    outcome: str
+    timestamp_ns: int
+    status: str
+    reason: str | None = None
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """A kind that this version does not know, kept as it stood."""
+
+    kind: str
+    fields: dict[str, Any]
+
+
+TraceEvent = (
+    Meta
+    | Environment
+    | SpanStart
+    | SpanEnd
+    | Metric
+    | Metrics
+    | Count
+    | Observe
+    | Param
+    | Tag
+    | Artifact
+    | Step
+    | Event
+    | Usage
+    | Dropped
+    | SegmentEnd
+    | Terminal
+    | Unknown
+)

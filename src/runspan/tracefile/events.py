@@ -1,0 +1,272 @@
+"""The typed events of a run trace, and their one-line JSON form.
+
+Every class is one kind of the table in the trace format; ``kind`` is its tag and comes first in JSON. Optional fields
+are left out when they are None. Floats that JSON cannot write are strings in typed fields and ``{"$float": ...}`` in
+untyped ones, so that a strict parser takes every line; decoding restores them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import msgspec
+
+from runspan.errors import SchemaVersionError, TraceFormatError
+from runspan.tracefile._kinds import (
+    Artifact,
+    Count,
+    Dropped,
+    Environment,
+    Event,
+    GitInfo,
+    Meta,
+    Metric,
+    Metrics,
+    Observe,
+    OtelContext,
+    Param,
+    ProcessInfo,
+    Scope,
+    SegmentEnd,
+    SpanEnd,
+    SpanEvent,
+    SpanLink,
+    SpanStart,
+    SpanStatus,
+    Step,
+    Tag,
+    Terminal,
+    TraceEvent,
+    Unknown,
+    Usage,
+)
+from runspan.tracefile._untyped import float_name, jsonable, named_float, scrub, unwrap
+
+__all__ = [
+    "SCHEMA",
+    "Artifact",
+    "Count",
+    "Dropped",
+    "Environment",
+    "Event",
+    "GitInfo",
+    "Meta",
+    "Metric",
+    "Metrics",
+    "Observe",
+    "OtelContext",
+    "Param",
+    "ProcessInfo",
+    "Scope",
+    "SegmentEnd",
+    "SpanEnd",
+    "SpanEvent",
+    "SpanLink",
+    "SpanStart",
+    "SpanStatus",
+    "Step",
+    "Tag",
+    "Terminal",
+    "TraceEvent",
+    "Unknown",
+    "Usage",
+    "decode",
+    "decode_meta",
+    "encode",
+    "encode_plain",
+    "jsonable",
+]
+
+_SCHEMA_NAME, _SCHEMA_NUMBER = "runspan/trace", 1
+SCHEMA = f"{_SCHEMA_NAME}/{_SCHEMA_NUMBER}"
+
+_KIND_TYPES: tuple[type[TraceEvent], ...] = (
+    Meta,
+    Environment,
+    SpanStart,
+    SpanEnd,
+    Metric,
+    Metrics,
+    Count,
+    Observe,
+    Param,
+    Tag,
+    Artifact,
+    Step,
+    Event,
+    Usage,
+    Dropped,
+    SegmentEnd,
+    Terminal,
+)
+_KINDS = {str(event_type.__struct_config__.tag): event_type for event_type in _KIND_TYPES}
+
+#: Fields typed as floats, or as maps to floats, by class.
+_FLOAT_FIELDS: dict[type, tuple[str, ...]] = {
+    Meta: ("heartbeat_s",),
+    Metric: ("value",),
+    Metrics: ("values",),
+    Count: ("value",),
+    Observe: ("value",),
+    Usage: ("gpu_util", "cpu_util"),
+}
+#: Fields that are maps to values without a type, by class.
+_UNTYPED_MAPS: dict[type, str] = {Meta: "resource", SpanStart: "attributes", SpanEnd: "attributes", Event: "attributes"}
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[TraceEvent] = msgspec.json.Decoder(reduce(or_, _KIND_TYPES))
+_untyped_decoder = msgspec.json.Decoder()
+
+
+class _Header(msgspec.Struct):
+    """As much of a first line as can be told of any schema."""
+
+    kind: str
+    schema: str | None = None
+
+
+_header_decoder = msgspec.json.Decoder(_Header)
+
+
+def encode(event: TraceEvent) -> bytes:
+    """Encode an event as one line, newline included.
+
+    A parameter, and each value of attributes or a resource, must have been through :func:`jsonable`. Typed floats may
+    be non-finite, and any string may hold a lone surrogate.
+    """
+    if isinstance(event, Unknown):
+        return _encoder.encode(scrub({"kind": event.kind, **event.fields})) + b"\n"
+    float_fields = _FLOAT_FIELDS.get(type(event), ())
+    for field in float_fields:
+        if not _is_finite(getattr(event, field)):
+            break
+    else:
+        try:
+            return _encoder.encode(event) + b"\n"
+        except UnicodeEncodeError:
+            pass  # a lone surrogate, replaced below
+    builtins = msgspec.to_builtins(event)
+    for field in float_fields:
+        if field in builtins:
+            builtins[field] = _named(builtins[field])
+    return _encoder.encode(scrub(builtins)) + b"\n"
+
+
+def encode_plain(event: TraceEvent) -> bytes:
+    """Encode an event of a known kind whose floats are finite: :func:`encode` without its checks, for hot paths.
+
+    Raises:
+        UnicodeEncodeError: a string holds a lone surrogate.
+    """
+    return _encoder.encode(event) + b"\n"
+
+
+def decode(line: bytes) -> TraceEvent:
+    """Decode one line, with or without its newline.
+
+    Raises:
+        TraceFormatError: it is no JSON object with a ``kind``, or a field of a known kind is missing or of another
+            type.
+    """
+    try:
+        if b'"$float"' not in line:
+            return _decoder.decode(line)
+    except msgspec.ValidationError:
+        pass  # an unknown kind, or a non-finite float: looked at below
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise TraceFormatError(f"not a JSON line: {error}") from error
+    try:
+        fields = _untyped_decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise TraceFormatError(f"not a JSON line: {error}") from error
+    return _decode_untyped(fields)
+
+
+def decode_meta(line: bytes) -> Meta:
+    """Decode the first line of a trace file.
+
+    Raises:
+        SchemaVersionError: the file is of another or a newer schema.
+        TraceFormatError: the line is no meta event, or a field is missing or of another type.
+    """
+    try:
+        header = _header_decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise TraceFormatError(f"the first line must be the meta event, but it is not: {error}") from error
+    if header.kind != "meta":
+        raise TraceFormatError(f"the first line must be the meta event, found {header.kind!r}")
+    if header.schema != SCHEMA:
+        raise SchemaVersionError(_schema_advice(header.schema))
+    event = decode(line)
+    if not isinstance(event, Meta):
+        raise TypeError("a meta line decodes to a Meta")
+    return event
+
+
+def _schema_advice(schema: str | None) -> str:
+    newer = re.fullmatch(rf"{_SCHEMA_NAME}/([0-9]+)", schema or "")
+    if newer and int(newer[1]) > _SCHEMA_NUMBER:
+        return (
+            f"schema {schema!r} was written by a newer runspan; this version reads up to {SCHEMA!r}: "
+            "update it with pip install -U runspan"
+        )
+    named = "has no schema" if schema is None else f"has the schema {schema!r}"
+    return f"the trace {named}, which this version of runspan does not read: it reads {SCHEMA!r}"
+
+
+def _decode_untyped(fields: Any) -> TraceEvent:
+    kind = fields.pop("kind", None) if isinstance(fields, dict) else None
+    if not isinstance(kind, str):
+        raise TraceFormatError("a line must be a JSON object with a string 'kind'")
+    event_type = _KINDS.get(kind)
+    if event_type is None:
+        return Unknown(kind, fields)
+    for float_field in _FLOAT_FIELDS.get(event_type, ()):
+        if float_field in fields:
+            fields[float_field] = _restored(fields[float_field])
+    try:
+        _unwrap_untyped(event_type, fields)
+        event: TraceEvent = msgspec.convert({"kind": kind, **fields}, type=event_type)
+    except (msgspec.ValidationError, TypeError, RecursionError) as error:
+        raise TraceFormatError(f"not a valid {kind!r} event: {error}") from error
+    return event
+
+
+def _unwrap_untyped(event_type: type, fields: dict[str, Any]) -> None:
+    if event_type is Param and "value" in fields:
+        fields["value"] = unwrap(fields["value"])
+    untyped_map = _UNTYPED_MAPS.get(event_type)
+    if untyped_map in fields:
+        fields[untyped_map] = _unwrapped_values(fields[untyped_map])
+    for nested in ("events", "links"):
+        for item in fields.get(nested) or ():
+            if "attributes" in item:
+                item["attributes"] = _unwrapped_values(item["attributes"])
+
+
+def _unwrapped_values(untyped_map: Any) -> Any:
+    """Unwrap each value of a map; the map itself is the format's, and never stands for a float."""
+    if not isinstance(untyped_map, dict):
+        return untyped_map
+    return {key: unwrap(value) for key, value in untyped_map.items()}
+
+
+def _is_finite(value: float | dict[str, float] | None) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _named(value: Any) -> Any:
+    """Replace non-finite floats by their names, in a number or in a map of numbers."""
+    if isinstance(value, dict):
+        return {key: _named(item) for key, item in value.items()}
+    return float_name(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _restored(value: Any) -> Any:
+    """Undo :func:`_named`."""
+    return {key: named_float(item) for key, item in value.items()} if isinstance(value, dict) else named_float(value)

@@ -1,0 +1,142 @@
+"""How long a rank's steps take, by a scan over its ``step`` lines alone; and which rank the others wait for."""
+
+from __future__ import annotations
+
+from array import array
+from statistics import median
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from runspan.tracefile._parts import open_part
+from runspan.tracefile.events import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from runspan.tracefile.layout import TraceName
+
+__all__ = ["COLLECTIVE_PHASES", "SlowRank", "StepTimes", "find_slow_rank", "read_step_times"]
+
+#: Phases in which a rank waits for the others: their time says nothing about the rank itself.
+COLLECTIVE_PHASES = frozenset({"all_gather", "all_reduce", "barrier", "broadcast", "reduce_scatter"})
+#: A rank is slow when its own work takes so many times what the others' does...
+_SLOW_FACTOR = 1.2
+#: ...and so much longer: below that it is the scheduler that differs, not the rank.
+_SLOW_EXCESS_NS = 1_000_000
+
+#: Begins every step line: the writer puts ``kind`` first.
+_STEP_LINE = b'{"kind":"step",'
+_decoder = msgspec.json.Decoder(Step)
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """The steps of one attempt of a rank.
+
+    Attributes:
+        count: how many steps ended.
+        median_ns: median duration of a step; None without steps.
+        own_median_ns: the same without the phases in which the rank waits for others.
+        phase_medians_ns: median of each phase, over the steps that have it; ``data`` is the wait for data.
+    """
+
+    count: int = 0
+    median_ns: float | None = None
+    own_median_ns: float | None = None
+    phase_medians_ns: dict[str, float] = {}
+
+
+class SlowRank(msgspec.Struct, frozen=True):
+    """The rank that the others wait for.
+
+    Attributes:
+        rank: which one.
+        own_median_ns: how long its own work of a step takes.
+        others_median_ns: how long the other ranks' does, their median.
+        phase: the phase that is longer than the others' by most; None when no phases were timed.
+    """
+
+    rank: int
+    own_median_ns: float
+    others_median_ns: float
+    phase: str | None
+
+    @property
+    def factor(self) -> float:
+        """How many times the others' time it takes."""
+        return self.own_median_ns / self.others_median_ns
+
+
+def read_step_times(folder: Path, parts: Iterable[TraceName]) -> StepTimes:
+    """Read the step lines of one trace; what is cut or unreadable is passed over.
+
+    Args:
+        folder: the folder of the trace's files.
+        parts: the trace's parts.
+
+    Raises:
+        TraceFormatError: a file is no regular file, or the operating system refuses.
+    """
+    whole, own = array("q"), array("q")
+    phases: dict[str, array[int]] = {}
+    for name in parts:
+        part = open_part(folder, name)
+        if part is None:
+            continue
+        with part:
+            while lines := part.read_lines():
+                for line in lines:
+                    if line.startswith(_STEP_LINE):
+                        _add(line, whole, own, phases)
+    return StepTimes(
+        len(whole), _median(whole), _median(own), {name: median(durations) for name, durations in phases.items()}
+    )
+
+
+def find_slow_rank(times: Mapping[int, StepTimes]) -> SlowRank | None:
+    """Name the rank whose own work takes clearly longer than that of the others; None when there is none.
+
+    Totals cannot tell: in lockstep every rank takes as long as the slowest, which the others wait for in
+    their collective phases. So those phases are left out.
+
+    Args:
+        times: by rank.
+    """
+    own = {rank: each.own_median_ns for rank, each in times.items() if each.own_median_ns is not None}
+    if len(own) < 2:  # noqa: PLR2004 - slow is slower than another
+        return None
+    slowest = max(own, key=lambda rank: own[rank])
+    others = median(value for rank, value in own.items() if rank != slowest)
+    if own[slowest] < others * _SLOW_FACTOR or own[slowest] - others < _SLOW_EXCESS_NS:
+        return None
+    return SlowRank(slowest, own[slowest], max(others, 1.0), _longest_excess(slowest, times))
+
+
+def _longest_excess(slowest: int, times: Mapping[int, StepTimes]) -> str | None:
+    def excess(phase: str) -> float:
+        others = [each.phase_medians_ns.get(phase, 0.0) for rank, each in times.items() if rank != slowest]
+        return times[slowest].phase_medians_ns[phase] - median(others)
+
+    return max(times[slowest].phase_medians_ns.keys() - COLLECTIVE_PHASES, key=excess, default=None)
+
+
+def _add(line: bytes, whole: array[int], own: array[int], phases: dict[str, array[int]]) -> None:
+    try:
+        step = _decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return  # cut by a crash
+    timed = dict(step.phases or {})
+    if step.data_ns is not None:
+        timed["data"] = timed.get("data", 0) + step.data_ns
+    waited = 0
+    for name, duration_ns in timed.items():
+        phases.setdefault(name, array("q")).append(duration_ns)
+        if name in COLLECTIVE_PHASES:
+            waited += duration_ns
+    whole.append(step.duration_ns)
+    own.append(max(0, step.duration_ns - waited))
+
+
+def _median(durations: array[int]) -> float | None:
+    return median(durations) if durations else None

@@ -1,0 +1,317 @@
+"""Appends whole lines to a trace file, so that what a call returned from survives the process.
+
+One ``os.write`` on an O_APPEND descriptor for one or several whole lines: after it the bytes are the kernel's, and
+SIGKILL cannot take them back. A write that fails is rolled back to the last whole line and counted; the count itself
+becomes a ``dropped`` line once the disk takes writes again.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import gzip
+import logging
+import os
+import shutil
+import threading
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from runspan.tracefile.events import Dropped, Meta, SegmentEnd, TraceEvent, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from runspan.tracefile.layout import TraceName
+
+__all__ = ["ClosedWriter", "FileWriter", "NullWriter", "TraceWriter"]
+
+logger = logging.getLogger("runspan")
+
+_NICE_GZIP = 19
+_CANNOT_WRITE = "trace file %s cannot be written (%s): what is lost is counted, and recording goes on when it can"
+
+
+class TraceWriter:
+    """What recording code writes to: a lock, and an append that the lock's holder calls.
+
+    The lock is reentrant and shared with the recording code, which does its own bookkeeping under it. A signal handler
+    asks :meth:`held_by_this_thread` whether it interrupted a recording call, and must then not write.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        # A Condition is the public way to ask whether this thread owns a reentrant lock.
+        self._ownership = threading.Condition(self.lock)
+        #: Work left for the end of the recording call that the lock's holder is inside of, and that call's thread.
+        self.deferred: tuple[int, Callable[[], None]] | None = None
+
+    def held_by_this_thread(self) -> bool:
+        """Whether the calling thread is inside a recording call."""
+        try:
+            self._ownership.notify(0)
+        except RuntimeError:
+            return False
+        return True
+
+    def append(self, data: bytes) -> bool:
+        """Append whole lines; the caller holds :attr:`lock`. Return whether they were accepted."""
+        raise NotImplementedError
+
+    def write(self, event: TraceEvent) -> bool:
+        """Encode and append one event; return whether it was accepted."""
+        line = encode(event)
+        with self.lock:
+            accepted = self.append(line)
+        if self.deferred is not None:
+            self.run_deferred()
+        return accepted
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Have the recording call that the calling thread is inside of do this at its end."""
+        self.deferred = threading.get_ident(), work
+
+    def run_deferred(self) -> None:
+        """Do what was deferred, unless the caller is still inside a recording call.
+
+        Only the thread that was interrupted does it: signals are the main thread's, and so is what handlers raise.
+        """
+        deferred = self.deferred
+        if deferred is not None and deferred[0] == threading.get_ident() and not self.held_by_this_thread():
+            self.deferred = None
+            deferred[1]()
+
+    def lost(self) -> Mapping[str, int]:
+        """Return how many lines were lost, by reason (an errno's name)."""
+        return {}
+
+    def sync(self) -> None:
+        """Force what was written to the disk; an error is ignored, since the data stays with the kernel."""
+
+    def close(self) -> None:
+        """Close for good; later appends are refused."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file being written, None when there is none."""
+        return None
+
+
+class NullWriter(TraceWriter):
+    """Accepts everything and keeps nothing: a run without a trace directory."""
+
+    def append(self, data: bytes) -> bool:
+        """Accept."""
+        return bool(data)
+
+
+class ClosedWriter(TraceWriter):
+    """Refuses everything: what a recorder writes to after its run has finished."""
+
+    def append(self, data: bytes) -> bool:
+        """Refuse."""
+        return not data
+
+
+class FileWriter(TraceWriter):
+    """Writes one trace: its first line is meta, and it goes on in numbered parts.
+
+    Args:
+        folder: the folder of the rank's files; it must exist.
+        name: the file's name; opened with O_EXCL.
+        meta: the first line.
+        max_file_bytes: size from which the trace goes on in another part.
+
+    Raises:
+        FileExistsError: another process took the name.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, name: TraceName, meta: Meta, *, max_file_bytes: int) -> None:
+        super().__init__()
+        self._folder = folder
+        self._name = name
+        self._meta = meta
+        self._max_file_bytes = max_file_bytes
+        self._pending_losses: Counter[str] = Counter()
+        self._losses: Counter[str] = Counter()
+        # An exception that a signal handler raises behind a write leaves the line uncounted: good enough to end a part.
+        self._size = 0
+        #: Bytes that a failed write left at the end of the file and that could not be cut yet.
+        self._torn_bytes = 0
+        #: Size up to which an append takes the short path; negative: look before every write.
+        self._fast_limit = max_file_bytes
+        self._fd = -1
+        self._open(name, meta)
+
+    @property
+    def path(self) -> Path:
+        """The part being written."""
+        return self._folder / self._name.filename
+
+    def append(self, data: bytes) -> bool:
+        """Append whole lines; the caller holds the lock. Return whether they were accepted."""
+        size = self._size + len(data)
+        if size > self._fast_limit:
+            return self._append_with_care(data)
+        try:
+            written = os.write(self._fd, data)
+        except OSError as error:
+            return self._lose(data, error)
+        if written != len(data):
+            return self._complete(data, written)
+        self._size = size
+        return True
+
+    def lost(self) -> Mapping[str, int]:
+        """Return how many lines were lost, by errno name."""
+        return dict(self._losses)
+
+    def sync(self) -> None:
+        """Force what was written to the disk."""
+        with suppress(OSError):  # the data stays with the kernel, and the next write reports a dead disk
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Sync and close; later appends are refused."""
+        with self.lock:
+            if self._fd < 0:
+                return
+            self.sync()
+            os.close(self._fd)
+            self._fd = -1
+            self._fast_limit = -1
+
+    def abandon(self) -> None:
+        """Close the descriptor without touching the file: it is the parent process's."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+        self._fast_limit = -1
+
+    def _open(self, name: TraceName, meta: Meta) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(self._folder / name.filename, flags, 0o644)
+        line = encode(meta)
+        try:
+            _write_whole(descriptor, line)
+            os.fsync(descriptor)
+        except OSError:
+            os.close(descriptor)
+            (self._folder / name.filename).unlink(missing_ok=True)
+            raise
+        self._fd, self._name, self._size = descriptor, name, len(line)
+        self._first_line_bytes = len(line)
+
+    def _append_with_care(self, data: bytes) -> bool:
+        """Append when the part is full, losses wait to be told, a torn tail waits to be cut, or the file is closed."""
+        if self._fd < 0:
+            return False
+        try:
+            self._cut_torn_tail()
+        except OSError as error:
+            return self._lose(data, error)
+        if self._size + len(data) > self._max_file_bytes and self._size > self._first_line_bytes:
+            self._rotate()
+        losses = [(reason, count) for reason, count in self._pending_losses.items() if count]
+        told = b"".join(encode(Dropped("file", reason, count)) for reason, count in losses) + data
+        self._fast_limit = self._max_file_bytes
+        try:
+            written = os.write(self._fd, told)
+            if written != len(told):
+                written = self._write_rest(told, written)
+        except OSError as error:
+            return self._lose(data, error)
+        self._size += written
+        self._pending_losses.clear()
+        return True
+
+    def _complete(self, data: bytes, written: int) -> bool:
+        """Finish a short write, or roll it back."""
+        try:
+            self._size += self._write_rest(data, written)
+        except OSError as error:
+            return self._lose(data, error)
+        return True
+
+    def _write_rest(self, data: bytes, written: int) -> int:
+        """Write what a short write has left over, and return the size of it all.
+
+        Raises:
+            OSError: it cannot be written, and what was has to be cut off.
+        """
+        try:
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError:
+            self._torn_bytes = written
+            raise
+        return written
+
+    def _lose(self, data: bytes, error: OSError) -> bool:
+        """Count lines that could not be written, and cut what a failed write left behind."""
+        reason = errno.errorcode.get(error.errno or 0, "OSError")
+        lines = data.count(b"\n")
+        if not self._losses and self.deferred is None:
+            # Not under the lock: a log handler may hold a lock of its own and record into this run.
+            self.defer(functools.partial(logger.warning, _CANNOT_WRITE, self.path, error.strerror or error))
+        self._pending_losses[reason] += lines
+        self._losses[reason] += lines
+        self._fast_limit = -1
+        with suppress(OSError):  # tried again before the next write
+            self._cut_torn_tail()
+        return False
+
+    def _cut_torn_tail(self) -> None:
+        """Cut the part of a line that a failed write left; nobody else writes to this file."""
+        if self._torn_bytes:
+            whole = os.fstat(self._fd).st_size - self._torn_bytes
+            os.ftruncate(self._fd, whole)
+            self._size, self._torn_bytes = whole, 0
+
+    def _rotate(self) -> None:
+        """Go on in the next part; when it cannot be opened, go on in this one."""
+        following = self._name.next_part()
+        finished, finished_fd = self.path, self._fd
+        try:
+            self._open(following, msgspec.structs.replace(self._meta, part=following.part))
+        except OSError:
+            return
+        # Without this line a reader goes on at the next part all the same; a cut one it passes over.
+        with suppress(OSError):
+            os.write(finished_fd, encode(SegmentEnd(following.filename)))
+        os.close(finished_fd)
+        _compress_in_background(finished)
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    written = 0
+    while written < len(data):
+        written += os.write(descriptor, data[written:])
+
+
+def _compress_in_background(path: Path) -> None:
+    with suppress(RuntimeError):  # the interpreter is shutting down: the plain part is as good
+        threading.Thread(target=_compress, args=(path,), name="runspan-gzip", daemon=True).start()
+
+
+def _compress(path: Path) -> None:
+    """Gzip a closed part under a temporary name, then put it in the plain one's place."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE_GZIP)
+    compressed = path.with_name(f"{path.name}.gz")
+    temporary = path.with_name(f".{path.name}.gz.tmp")
+    try:
+        with path.open("rb") as plain, temporary.open("wb") as target:
+            with gzip.GzipFile("", "wb", 6, target) as packed:
+                shutil.copyfileobj(plain, packed, 1 << 20)
+            target.flush()
+            os.fsync(target.fileno())  # the plain part must not go before the packed one is safe
+        temporary.replace(compressed)
+        path.unlink()
+    except OSError:
+        temporary.unlink(missing_ok=True)
