@@ -13,8 +13,8 @@
     ├── GateError                 a gate record or its configuration that cannot be used
     └── MissingExtraError         an optional dependency is not installed
 
-Each message names the input, what was expected and what to do. The subclasses also derive from the built-in error that a
-caller would expect (``ValueError``, ``LookupError``, ``ImportError``).
+Each message names the input, what was expected and what to do. The subclasses also derive from the built-in error that
+a caller would expect (``ValueError``, ``LookupError``, ``ImportError``).
 """
 
 from __future__ import annotations

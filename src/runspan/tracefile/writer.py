@@ -110,11 +110,24 @@ class NullWriter(TraceWriter):
 
 
 class ClosedWriter(TraceWriter):
-    """Refuses everything: what a recorder writes to after its run has finished."""
+    """Refuses everything: what a recorder writes to after its run has finished.
+
+    Args:
+        refused: called at the end of each recording call, behind the lock.
+    """
+
+    def __init__(self, refused: Callable[[], None]) -> None:
+        super().__init__()
+        self._refused = refused
+        self.defer(refused)
 
     def append(self, data: bytes) -> bool:
         """Refuse."""
         return not data
+
+    def run_deferred(self) -> None:
+        """Tell of the refusal, at every call."""
+        self._refused()
 
 
 class FileWriter(TraceWriter):

@@ -1,0 +1,1 @@
+"""The OpenTelemetry side of a run: providers, span processors, metrics, the bounded export."""
