@@ -1,0 +1,182 @@
+"""What a run notes beside metrics, steps and spans: parameters, tags, events, counts, observations, artifacts."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from runspan import semconv
+from runspan._run.artifacts import ArtifactStore, StoredArtifact
+from runspan._run.failures import describe_error, format_traceback
+from runspan._run.spec import checked_params, checked_tags
+from runspan._run.values import InvalidValueError, counter_amount, metric_key, metric_step, metric_value
+from runspan.alerts import Alert
+from runspan.errors import ConfigError
+from runspan.records import AlertLevel
+from runspan.storage.base import ArtifactRecord
+from runspan.tracefile.events import Artifact, Count, Event, Observe, Param, Tag, encode, jsonable
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from runspan._run.session import Session
+    from runspan.tracefile.layout import RunDirectory
+
+__all__ = ["Journal"]
+
+logger = logging.getLogger("runspan")
+
+_LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+class Journal:
+    """Writes the less frequent events of a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._params: dict[str, Any] = {}
+        self._tags: dict[str, str] = {}
+        self.should_stop = False
+
+    def log_params(self, params: Any) -> None:
+        """Record parameters; the last value of a key holds, and a change is told of."""
+        session = self._session
+        try:
+            plain = checked_params(params, session.spec.redactor)
+        except ConfigError as error:
+            session.notices.refuse("param", "invalid_value", "params", error)
+            return
+        for key, value in plain.items():
+            if key in self._params and self._params[key] != value:
+                session.notices.warn_once(f"param/{key}", f"parameter {key!r} was changed; the last value holds")
+            self._params[key] = value
+            session.writer.write(Param(key, jsonable(value)))
+        session.otel.set_run_attributes({f"{semconv.Attr.PARAM_PREFIX}{key}": value for key, value in plain.items()})
+        if session.consumer is not None:
+            session.consumer.submit(lambda storage: session.store.log_params(storage, plain))
+
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Record tags; the last value of a key holds."""
+        session = self._session
+        try:
+            plain = checked_tags(tags, session.spec.redactor)
+        except ConfigError as error:
+            session.notices.refuse("tag", "invalid_value", "tags", error)
+            return
+        for key, value in plain.items():
+            if self._tags.get(key, value) != value:
+                session.notices.warn_once(f"tag/{key}", f"tag {key!r} was changed; the last value holds")
+            self._tags[key] = value
+            session.writer.write(Tag(key, value))
+        session.otel.set_run_attributes({f"{semconv.Attr.TAG_PREFIX}{key}": value for key, value in plain.items()})
+        if session.consumer is not None:
+            session.consumer.submit(lambda storage: session.store.set_tags(storage, plain))
+
+    def event(self, name: str, *, level: str, message: str, attributes: Mapping[str, Any]) -> None:
+        """Write an event."""
+        session = self._session
+        plain = session.spec.redactor.redact_mapping({str(key): value for key, value in attributes.items()})
+        session.writer.write(
+            Event(
+                name=str(name),
+                level=level,
+                message=session.spec.redactor.redact_text(message),
+                attributes={key: jsonable(value) for key, value in plain.items()} or None,
+                time_unix_nano=session.clock.time_ns(),
+            )
+        )
+
+    def exception(self, error: BaseException) -> None:
+        """Write an exception with its traceback."""
+        redactor = self._session.spec.redactor
+        attributes = {
+            "exception.type": type(error).__qualname__,
+            "exception.stacktrace": format_traceback(error, redactor),
+        }
+        self.event("exception", level="error", message=describe_error(error, redactor), attributes=attributes)
+
+    def alert(self, title: Any, text: Any, level: Any, *, rule: str) -> None:
+        """Write an alert to log, file, trace and counter; may ask the training to stop."""
+        session = self._session
+        config, redactor = session.spec.config, session.spec.redactor
+        try:
+            level = AlertLevel(level)
+        except ValueError:
+            error = ConfigError(f"alert level {level!r} is not known: use one of {', '.join(AlertLevel)}")
+            session.notices.refuse("alert", "invalid_value", "level", error)
+            level = AlertLevel.WARNING
+        alert = Alert(redactor.redact_text(str(title)), redactor.redact_text(str(text)), level, rule)
+        logger.log(_LOG_LEVELS[level], "run %s: %s: %s", session.spec.run_id, alert.title, alert.text)
+        self.event("alert", level=level, message=alert.title, attributes={"text": alert.text, "rule": rule})
+        session.otel.alert(alert)
+        with session.writer.lock:
+            alerts = session.state.alerts
+            alerts[level, rule] = alerts.get((level, rule), 0) + 1
+        session.writer.run_deferred()
+        if (config.stop_on_error and level in {AlertLevel.ERROR, AlertLevel.CRITICAL}) or (
+            config.stop_on_critical and level == AlertLevel.CRITICAL
+        ):
+            self.should_stop = True
+
+    def count(self, key: str, n: Any) -> None:
+        """Add to a counter; a negative or non-finite amount is refused."""
+        session = self._session
+        try:
+            name, amount = metric_key(key), counter_amount(n)
+        except InvalidValueError as error:
+            session.notices.refuse("count", "invalid_value", f"{key!r}", ConfigError(f"count {key!r}: {error}"))
+            return
+        line = encode(Count(key=name, value=amount, time_unix_nano=session.clock.time_ns()))
+        with session.writer.lock:
+            if session.writer.append(line):
+                counts = session.state.counts
+                counts[name, ""] = counts.get((name, ""), 0) + amount
+        session.writer.run_deferred()
+
+    def observe(self, key: str, value: Any, unit: str) -> None:
+        """Add an observation to a distribution."""
+        session = self._session
+        try:
+            name, number = metric_key(key), metric_value(value)
+        except InvalidValueError as error:
+            session.notices.refuse("observe", "invalid_value", f"{key!r}", ConfigError(f"observe {key!r}: {error}"))
+            return
+        time_unix_nano = session.clock.time_ns()
+        event = Observe(key=name, value=number, unit=str(unit) or None, time_unix_nano=time_unix_nano)
+        if session.writer.write(event) and session.otel.exports_metrics:
+            session.state.observations.append((name, str(unit), number))
+
+    def log_artifact(
+        self, name: str, content: str | os.PathLike[str] | bytes, *, step: Any, by_reference: bool
+    ) -> str | None:
+        """Keep an artifact; return its hash, None when it could not be kept."""
+        session = self._session
+        directory = session.place.directory
+        try:
+            checked_step = None if step is None else metric_step(step)
+            stored = _store(directory, content, by_reference=by_reference)
+        except (OSError, InvalidValueError, TypeError) as error:
+            problem = ConfigError(f"artifact {name!r} not kept: {error}")
+            session.notices.refuse("artifact", "unreadable", f"{name!r}", problem)
+            return None
+        session.writer.write(
+            Artifact(str(name), stored.hash, stored.bytes, checked_step, stored.path if by_reference else None)
+        )
+        record = ArtifactRecord(str(name), stored.hash, stored.bytes, checked_step, stored.path, by_reference)
+        if session.consumer is not None:
+            session.consumer.submit(lambda storage: session.store.log_artifact(storage, record))
+        return stored.hash
+
+
+def _store(
+    directory: RunDirectory | None, content: str | os.PathLike[str] | bytes, *, by_reference: bool
+) -> StoredArtifact:
+    """Keep or hash an artifact's content."""
+    if by_reference:
+        if isinstance(content, bytes):
+            raise InvalidValueError("bytes cannot be logged by reference: give a path")
+        return ArtifactStore.reference(content)
+    if directory is None:
+        raise InvalidValueError("there is no run directory to keep it in: set trace_dir, or use by_reference")
+    return ArtifactStore(directory.artifacts).add(content)

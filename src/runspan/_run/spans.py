@@ -1,0 +1,410 @@
+"""A run's spans: which are OpenTelemetry spans, which stand in the file alone, and who is whose parent."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import Status, StatusCode, format_span_id, format_trace_id
+
+from runspan._plain import plain_value
+from runspan._run.failures import describe_error, format_traceback
+from runspan._run.values import is_array
+from runspan.telemetry.processor import FileParent, file_attributes, file_parent
+from runspan.tracefile.events import OtelContext, SpanEnd, SpanEvent, SpanStart, SpanStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+    from opentelemetry.sdk.trace import Span as SdkSpan
+    from opentelemetry.util import types
+
+    from runspan._clock import Clock
+    from runspan._run.notices import Notices
+    from runspan.redaction import Redactor
+    from runspan.telemetry.processor import RunTraceProcessor, TraceStart
+    from runspan.tracefile.writer import TraceWriter
+
+__all__ = ["FileSpan", "FileSpanScope", "RecordedSpan", "SpanScope", "Spans", "make_current", "restore"]
+
+_PLAIN_TYPES = frozenset({str, int, float, bool})
+
+
+class RecordedSpan(trace.Span):
+    """An SDK span whose attributes may be any Python value, and whose duration the monotonic clock measures.
+
+    Args:
+        span: the SDK span.
+        spans: who started it.
+        began_unix_nano: wall time of the moment from which the duration counts.
+        began_monotonic_ns: the same moment on the monotonic clock.
+    """
+
+    __slots__ = ("_began_monotonic_ns", "_began_unix_nano", "_span", "_spans")
+
+    def __init__(self, span: SdkSpan, spans: Spans, began_unix_nano: int, began_monotonic_ns: int) -> None:
+        self._span = span
+        self._spans = spans
+        self._began_unix_nano = began_unix_nano
+        self._began_monotonic_ns = began_monotonic_ns
+
+    @property
+    def sdk_span(self) -> SdkSpan:
+        """The SDK's span."""
+        return self._span
+
+    def get_span_context(self) -> trace.SpanContext:
+        """Return the span's context."""
+        return self._span.get_span_context()
+
+    def set_attributes(self, attributes: Mapping[str, types.AttributeValue]) -> None:
+        """Set attributes of any Python values."""
+        self._change(self._span.set_attributes, self._spans.clean(attributes))
+
+    def set_attribute(self, key: str, value: types.AttributeValue) -> None:
+        """Set one attribute of any Python value."""
+        self._change(self._span.set_attributes, self._spans.clean({key: value}))
+
+    def add_event(self, name: str, attributes: types.Attributes = None, timestamp: int | None = None) -> None:
+        """Add an event."""
+        self._change(self._span.add_event, name, self._spans.clean(attributes or {}), timestamp)
+
+    def add_link(self, context: trace.SpanContext, attributes: types.Attributes = None) -> None:
+        """Add a link."""
+        self._change(self._span.add_link, context, self._spans.clean(attributes or {}))
+
+    def update_name(self, name: str) -> None:
+        """Rename the span; the file keeps the name that it was started with."""
+        self._span.update_name(name)
+
+    def is_recording(self) -> bool:
+        """Whether the span has not ended."""
+        return self._span.is_recording()
+
+    def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
+        """Set the status."""
+        self._change(self._span.set_status, status, description)
+
+    def record_exception(
+        self,
+        exception: BaseException,
+        attributes: types.Attributes = None,
+        timestamp: int | None = None,
+        escaped: bool = False,
+    ) -> None:
+        """Record an exception as an event."""
+        self._change(self._span.record_exception, exception, self._spans.clean(attributes or {}), timestamp, escaped)
+
+    def end(self, end_time: int | None = None) -> None:
+        """End the span, by the monotonic clock unless told otherwise; a span that the run's end has ended stays."""
+        spans, span = self._spans, self._span
+        if not span.is_recording():
+            return
+        if end_time is None:
+            end_time = self._began_unix_nano + spans.clock.monotonic_ns() - self._began_monotonic_ns
+        # The SDK holds locks of its own; marked by hand, since a context manager in Python would cost too much here.
+        writer, thread_id = spans.writer, threading.get_ident()
+        writer.threads_inside.add(thread_id)
+        try:
+            span.end(end_time)
+        finally:
+            writer.threads_inside.discard(thread_id)
+        if writer.deferred is not None:
+            writer.run_deferred()
+
+    def _change(self, change: Callable[..., None], *arguments: Any) -> None:
+        """Change the SDK's span, unless it has ended."""
+        spans, span = self._spans, self._span
+        if not span.is_recording():
+            return
+        spans.processor.expect_change(span.get_span_context().span_id)
+        with spans.writer.inside():
+            change(*arguments)
+
+
+class FileSpan(trace.NonRecordingSpan):
+    """A span that stands in the trace file alone; OpenTelemetry never sees it."""
+
+    def __init__(
+        self, context: trace.SpanContext, clean: Callable[[Mapping[str, Any]], Mapping[str, Any]], clock: Clock
+    ) -> None:
+        super().__init__(context)
+        self._clean = clean
+        self._clock = clock
+        self.attributes: dict[str, Any] = {}
+        self.events: list[SpanEvent] = []
+        self.status: SpanStatus | None = None
+
+    def is_recording(self) -> bool:
+        """Whether what is set is kept: it is, until the end."""
+        return True
+
+    def set_attributes(self, attributes: Mapping[str, types.AttributeValue]) -> None:
+        """Set attributes of any Python values."""
+        self.attributes.update(self._clean(attributes))
+
+    def set_attribute(self, key: str, value: types.AttributeValue) -> None:
+        """Set one attribute of any Python value."""
+        self.attributes.update(self._clean({key: value}))
+
+    def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
+        """Set the status."""
+        code = status.status_code if isinstance(status, Status) else status
+        text = status.description if isinstance(status, Status) else description
+        self.status = None if code is StatusCode.UNSET else SpanStatus(code.name.lower(), text)
+
+    def add_event(self, name: str, attributes: types.Attributes = None, timestamp: int | None = None) -> None:
+        """Add an event."""
+        plain = file_attributes(self._clean(attributes or {}))
+        self.events.append(SpanEvent(name, self._clock.time_ns() if timestamp is None else timestamp, plain or None))
+
+
+class Spans:
+    """Starts the spans of one run in one process.
+
+    Args:
+        tracer: of the run's own provider.
+        processor: the one that writes this process's file.
+        writer: the trace file.
+        clock: the clocks.
+        start: the start of the trace.
+        rank_context: the context of this process's ``rank`` span, the parent of last resort.
+        new_span_id: makes a random span id.
+        notices: told of attributes that are no attributes.
+        redactor: takes secrets out of exceptions.
+    """
+
+    def __init__(
+        self,
+        *,
+        tracer: trace.Tracer,
+        processor: RunTraceProcessor,
+        writer: TraceWriter,
+        clock: Clock,
+        start: TraceStart,
+        rank_context: trace.SpanContext,
+        new_span_id: Callable[[], int],
+        notices: Notices,
+        redactor: Redactor,
+    ) -> None:
+        self.tracer = tracer
+        self.processor = processor
+        self.writer = writer
+        self.clock = clock
+        self.start = start
+        self.rank_context = rank_context
+        self.new_span_id = new_span_id
+        self._notices = notices
+        self._redactor = redactor
+        self._open_in_file: dict[int, tuple[FileSpan, int]] = {}
+        self._rank_otel_context = trace.set_span_in_context(
+            trace.NonRecordingSpan(rank_context), otel_context.Context()
+        )
+
+    def clean(self, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return attributes of any Python values as plain ones, secrets hidden; an array is told of once."""
+        if all(map(_PLAIN_TYPES.__contains__, map(type, attributes.values()))):
+            return attributes
+        plain: dict[str, Any] = {}
+        for key, value in attributes.items():
+            if is_array(value):
+                self._notices.warn_once(f"attribute/{key}", f"attribute {key!r} is an array; it is kept as a list")
+            plain[key] = plain_value(value)
+        return plain
+
+    def parent(self, current: otel_context.Context | None = None) -> otel_context.Context:
+        """Return a context whose span is of this run: the current one, else one with the rank span."""
+        if current is None:
+            current = otel_context.get_current()
+        if trace.get_current_span(current).get_span_context().trace_id == self.rank_context.trace_id:
+            return current
+        return self._rank_otel_context
+
+    def begin(
+        self,
+        name: str,
+        attributes: Mapping[str, Any],
+        *,
+        context: otel_context.Context | None = None,
+        links: list[trace.Link] | None = None,
+        start_time: int | None = None,
+    ) -> RecordedSpan:
+        """Start an OpenTelemetry span, without making it current."""
+        clock = self.clock
+        began_unix_nano, began_monotonic_ns = clock.time_ns(), clock.monotonic_ns()
+        span = self.tracer.start_span(
+            name if type(name) is str else str(name),
+            self.parent() if context is None else context,
+            attributes=self.clean(attributes),
+            links=links,
+            start_time=began_unix_nano if start_time is None else start_time,
+        )
+        # Whoever changes the span does so through the RecordedSpan, which tells the processor.
+        self.processor.expect_no_change(span.get_span_context().span_id)
+        return RecordedSpan(cast("SdkSpan", span), self, began_unix_nano, began_monotonic_ns)
+
+    def fail(self, span: trace.Span, error: BaseException) -> None:
+        """Record an exception on a span and set its status."""
+        span.add_event(
+            "exception",
+            {
+                "exception.type": type(error).__qualname__,
+                "exception.message": self._redactor.redact_text(str(error)),
+                "exception.stacktrace": format_traceback(error, self._redactor),
+            },
+        )
+        span.set_status(StatusCode.ERROR, describe_error(error, self._redactor))
+
+    def begin_in_file(self, name: str, attributes: Mapping[str, Any]) -> tuple[FileSpan, FileParent]:
+        """Start a span in the file alone; return it, and itself as a parent."""
+        otel_parent = trace.get_current_span().get_span_context()
+        if otel_parent.trace_id != self.rank_context.trace_id:
+            otel_parent = self.rank_context
+        context = trace.SpanContext(self.rank_context.trace_id, self.new_span_id(), is_remote=False)
+        span_id = format_span_id(context.span_id)
+        now = self.clock.monotonic_ns()
+        plain = self.clean(attributes)
+        self.writer.write(
+            SpanStart(
+                id=span_id,
+                parent_id=self.processor.parent_in_file(otel_parent),
+                name=str(name),
+                start_ns=now - self.start.monotonic_ns,
+                time_unix_nano=self.clock.time_ns(),
+                span_kind="function",
+                attributes=file_attributes(plain) if plain else None,
+                otel=OtelContext(format_trace_id(context.trace_id), format_span_id(otel_parent.span_id), flags=0),
+            )
+        )
+        span = FileSpan(context, self.clean, self.clock)
+        self._open_in_file[context.span_id] = span, now
+        return span, FileParent(span_id, otel_parent.span_id)
+
+    def end_in_file(self, span: FileSpan) -> None:
+        """End a span that stands in the file alone; a second time nothing."""
+        span_id = span.get_span_context().span_id
+        _, began_monotonic_ns = self._open_in_file.pop(span_id, (None, None))
+        if began_monotonic_ns is None:
+            return
+        self.writer.write(
+            SpanEnd(
+                id=format_span_id(span_id),
+                duration_ns=self.clock.monotonic_ns() - began_monotonic_ns,
+                status=span.status,
+                attributes=file_attributes(span.attributes) if span.attributes else None,
+                events=span.events or None,
+            )
+        )
+
+    def end_open_in_file(self) -> None:
+        """End what is open in the file alone, innermost first."""
+        for span, _ in reversed(list(self._open_in_file.values())):
+            self.end_in_file(span)
+
+    def after_fork_in_child(self, writer: TraceWriter, start: TraceStart) -> None:
+        """Go on in a child process's file."""
+        self.writer, self.start = writer, start
+        self._open_in_file = {}
+
+
+def make_current(span: trace.Span, previous: otel_context.Context) -> otel_context.Context:
+    """Make a span the current one; return the context that is then current, for :func:`restore`."""
+    entered = trace.set_span_in_context(span, previous)
+    otel_context.attach(entered)
+    return entered
+
+
+def restore(entered: otel_context.Context, previous: otel_context.Context) -> None:
+    """Put back what was current before, unless something else is current now.
+
+    ``context.detach`` logs an error when a generator is closed in another context than it was started in; setting the
+    earlier context again does the same work without.
+    """
+    if otel_context.get_current() is entered:
+        otel_context.attach(previous)
+
+
+class SpanScope:
+    """A span as a context manager: current while it is entered.
+
+    Entering returns the span, whose attributes may be any Python values.
+
+    Args:
+        spans: where it is started.
+        name: its name.
+        attributes: its first attributes.
+        on_start: called with the started span.
+    """
+
+    __slots__ = ("_attributes", "_entered", "_name", "_on_start", "_previous", "_span", "_spans")
+
+    def __init__(
+        self,
+        spans: Spans,
+        name: str,
+        attributes: Mapping[str, Any],
+        on_start: Callable[[RecordedSpan], None] | None = None,
+    ) -> None:
+        self._spans = spans
+        self._name = name
+        self._attributes = attributes
+        self._on_start = on_start
+
+    def __enter__(self) -> trace.Span:
+        spans = self._spans
+        self._previous = previous = otel_context.get_current()
+        self._span = span = spans.begin(self._name, self._attributes, context=spans.parent(previous))
+        self._entered = make_current(span, previous)
+        if self._on_start is not None:
+            self._on_start(span)
+        return span
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        exception_traceback: TracebackType | None,
+    ) -> None:
+        if exception is not None and not isinstance(exception, GeneratorExit):
+            self._spans.fail(self._span, exception)
+        restore(self._entered, self._previous)
+        self._span.end()
+
+
+class FileSpanScope:
+    """A span of the file alone as a context manager: the parent of the file's spans that are started inside.
+
+    Entering returns the span, whose attributes may be any Python values.
+
+    Args:
+        spans: where it is started.
+        name: its name.
+        attributes: its first attributes.
+    """
+
+    __slots__ = ("_attributes", "_name", "_outer", "_span", "_spans")
+
+    def __init__(self, spans: Spans, name: str, attributes: Mapping[str, Any]) -> None:
+        self._spans = spans
+        self._name = name
+        self._attributes = attributes
+
+    def __enter__(self) -> trace.Span:
+        self._span, own = self._spans.begin_in_file(self._name, self._attributes)
+        self._outer = file_parent.get()
+        file_parent.set(own)
+        return self._span
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        exception_traceback: TracebackType | None,
+    ) -> None:
+        if exception is not None and not isinstance(exception, GeneratorExit):
+            self._spans.fail(self._span, exception)
+        file_parent.set(self._outer)
+        self._spans.end_in_file(self._span)
