@@ -1,0 +1,101 @@
+"""``runspan runs``: the list of runs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runspan.cli._catalog import INTERRUPTED, Catalog
+from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, StorageOption
+from runspan.cli._output import Column, format_age, format_duration, note, open_console, print_json, print_rows
+from runspan.cli._workspace import Workspace
+from runspan.errors import ConfigError
+from runspan.records import RunStatus
+
+if TYPE_CHECKING:
+    from runspan.cli._catalog import CatalogRun
+
+__all__ = ["register"]
+
+_STATUSES = (*RunStatus, INTERRUPTED)
+_COLUMNS = (
+    Column("RUN", whole=True),
+    Column("EXPERIMENT", shrinks=True),
+    Column("STATUS"),
+    Column("RANKS", right=True),
+    Column("AGE", right=True),
+    Column("TOOK", right=True),
+)
+_STATUS_COLUMN = 2
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("runs", short_help="List runs, newest first.", epilog=EXIT_CODES)(_runs)
+
+
+def _runs(
+    *,
+    experiment: Annotated[str | None, typer.Option(metavar="NAME", help="Only this experiment's (name or id).")] = None,
+    status: Annotated[
+        list[str] | None, typer.Option(metavar="STATUS", help=f"Only these: {', '.join(_STATUSES)}. Repeatable.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=0, help="At most so many, the newest.")] = None,
+    json: JsonOption = False,
+    storage: StorageOption = None,
+    directory: DirOption = None,
+) -> None:
+    """List the runs in storage and in the run directories, newest first.
+
+    A run that was killed shows as interrupted: its trace files have no end, and have not grown for three heartbeats.
+    """
+    unknown = sorted(set(status or ()) - set(_STATUSES))
+    if unknown:
+        raise ConfigError(f"--status {unknown[0]} is not known: it takes one of {', '.join(_STATUSES)}")
+    workspace = Workspace.resolve(storage, directory)
+    with workspace.reading() as opened:
+        found = Catalog(workspace, opened).runs()
+    found = [
+        run
+        for run in found
+        if (not status or run.status in status) and experiment in {None, run.experiment, run.info.experiment_id}
+    ][:limit]
+    if json:
+        print_json([_document(run) for run in found])
+        return
+    if not found:
+        note(f"no runs in {workspace.root}" + (" that match" if experiment or status else ""))
+        return
+    now = time.time_ns()
+    print_rows(open_console(), _COLUMNS, [_row(run, now) for run in found], status_column=_STATUS_COLUMN)
+
+
+def _row(run: CatalogRun, now_unix_nano: int) -> list[str]:
+    info = run.info
+    age = "-" if info.start_time is None else format_age(info.start_time, now_unix_nano)
+    ended = info.end_time or (now_unix_nano if run.is_running else run.last_seen_unix_nano)
+    took = "-" if info.start_time is None or ended is None else format_duration(max(0, ended - info.start_time))
+    experiment = run.experiment if info.name is None else f"{run.experiment} / {info.name}"
+    return [run.run_id, experiment, run.status, str(info.world_size), age, took]
+
+
+def _document(run: CatalogRun) -> dict[str, Any]:
+    info = run.info
+    return {
+        "run_id": run.run_id,
+        "experiment": run.experiment,
+        "experiment_id": info.experiment_id,
+        "name": info.name,
+        "group": info.group,
+        "status": run.status,
+        "reason": info.reason,
+        "start_time_unix_nano": info.start_time,
+        "end_time_unix_nano": info.end_time,
+        "last_seen_unix_nano": run.last_seen_unix_nano,
+        "world_size": info.world_size,
+        "attempts": info.attempts,
+        "directory": None if run.directory is None else str(run.directory),
+        "in_storage": run.in_storage,
+    }

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.cli import clean_environ, make_run, run_program
+from support.otlp_receiver import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PROGRAM = [sys.executable, "-m", "runspan.cli"]
+_HEARTBEAT_S = 0.2
+_TRAINING = """
+import time, runspan
+with runspan.start_run("mnist") as run:
+    for step in run.steps(range(1_000_000)):
+        run.log_metric("loss", 1 / (step + 1))
+        time.sleep(0.001)
+        if step == 20:
+            print(run.run_id, flush=True)
+"""
+
+
+def _on_terminal(arguments: list[str], environ: dict[str, str]) -> str:
+    """Run a command whose stdout is a terminal of 80 columns, and return what it printed there."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [*_PROGRAM, *arguments], env={**environ, "COLUMNS": "80", "TERM": "xterm"}, stdout=follower
+    )
+    os.close(follower)
+    printed = b""
+    try:
+        while chunk := os.read(leader, 4096):
+            printed += chunk
+    except OSError:  # how Linux says that the last writer is gone
+        pass
+    finally:
+        os.close(leader)
+    assert process.wait(30) == 0
+    return printed.decode()
+
+
+def _without_colours(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_a_killed_training_runs_then_is_interrupted(tmp_path: Path) -> None:
+    """Case 23: while its heartbeat is young the run is running; after SIGKILL it is interrupted, never finished."""
+    environ = clean_environ(tmp_path, RUNSPAN_HEARTBEAT_S=str(_HEARTBEAT_S))
+    with subprocess.Popen(
+        [sys.executable, "-c", _TRAINING], env=environ, stdout=subprocess.PIPE, text=True
+    ) as training:
+        assert training.stdout is not None
+        run_id = training.stdout.readline().strip()
+        assert run_program(["runs", "--json"], environ).document[0]["status"] == "running"
+        refused = run_program(["rm", run_id, "--yes"], environ)
+        assert (refused.code, "still running" in refused.err) == (2, True)
+        training.kill()
+    time.sleep(4 * _HEARTBEAT_S)
+    for storage in (str(tmp_path / "experiments.db"), "none"):
+        shown = run_program(["show", run_id, "--json", "--storage", storage], environ).document
+        assert (shown["status"], shown["end_time_unix_nano"]) == ("interrupted", None)
+        assert shown["metrics"]["loss"] < 1 / 20
+    assert run_program(["rm", run_id, "--yes"], environ).code == 0
+
+
+def test_a_reader_that_closes_the_pipe_ends_the_program_quietly(tmp_path: Path) -> None:
+    """`runspan runs | head -1` of a long list: exit 141, and not a word on stderr."""
+    for number in range(2_000):
+        make_run(tmp_path, f"run-{number:04d}-{'x' * 80}")
+    for options, unbuffered in (([], ""), (["--json"], ""), (["--json"], "1")):
+        environ = clean_environ(tmp_path, PYTHONUNBUFFERED=unbuffered)
+        process = subprocess.Popen(
+            [*_PROGRAM, "runs", *options], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        _, complaints = process.communicate(timeout=60)
+        assert (process.returncode, complaints) == (141, b"")
+
+
+def test_ctrl_c_ends_the_program_quietly(tmp_path: Path) -> None:
+    """SIGINT in the middle of a demo: exit 130, no traceback of the command, and no rank left behind."""
+    process = subprocess.Popen(
+        [*_PROGRAM, "demo", "--epochs", "500", "--storage", "none"],
+        env=clean_environ(tmp_path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert until(lambda: len(list(tmp_path.glob("runs/*/rank-*.jsonl"))) == 4, 60)
+    process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in complaints
+    ranks = list(tmp_path.glob("runs/*/rank-*.jsonl"))
+    sizes = [path.stat().st_size for path in ranks]
+    time.sleep(0.3)
+    assert [path.stat().st_size for path in ranks] == sizes
+
+
+def test_a_terminal_gets_a_table_in_colour_unless_told_not_to(tmp_path: Path) -> None:
+    """In 80 columns the whole run id can be read; NO_COLOR takes the colours away."""
+    run_id = "01a22ecb-82ed-767b-b255-482c86855ebd"
+    make_run(tmp_path, run_id)
+    environ = clean_environ(tmp_path)
+    environ.pop("NO_COLOR", None)
+    coloured = _on_terminal(["runs"], environ)
+    assert "\x1b[32msuccess" in coloured
+    lines = _without_colours(coloured).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(run_id in line and "mnist" in line and "success" in line for line in lines)
+    assert "\x1b[32m" not in _on_terminal(["runs"], {**environ, "NO_COLOR": "1"})
+
+
+@pytest.mark.parametrize("command", ["show", "diff", "doctor"])
+def test_other_commands_fit_a_terminal(tmp_path: Path, command: str) -> None:
+    """Tables and reports stay within 80 columns; only paths, which must be copied whole, may be longer."""
+    make_run(tmp_path, "run-a")
+    arguments = {"show": ["run-a"], "diff": ["run-a", "run-a"], "doctor": []}[command]
+    lines = _without_colours(_on_terminal([command, *arguments], clean_environ(tmp_path))).splitlines()
+    assert lines
+    assert [line for line in lines if len(line) > 80 and str(tmp_path) not in line] == []
+
+
+def test_a_terminal_without_unicode_gets_no_traceback(tmp_path: Path) -> None:
+    """Where stdout is ASCII, bars become question marks."""
+    make_run(tmp_path, "run-a")
+    answer = run_program(["show", "run-a"], clean_environ(tmp_path, PYTHONIOENCODING="ascii"))
+    assert answer.code == 0
+    assert "???" in answer.out
+
+
+def test_help_loads_no_heavy_library(tmp_path: Path) -> None:
+    """`runspan --help` answers without SQLAlchemy, gRPC, rich, numpy, psutil and the OpenTelemetry SDK's metrics."""
+    program = (
+        "import sys; from runspan.cli import main; main(['--help']);"
+        "heavy = {'sqlalchemy', 'grpc', 'rich', 'numpy', 'sklearn', 'psutil', 'opentelemetry.sdk.metrics'};"
+        "sys.exit(repr(heavy & sys.modules.keys()) if heavy & sys.modules.keys() else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean_environ(tmp_path), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
