@@ -27,6 +27,7 @@ __all__ = [
     "SpanLimitSettings",
     "check_endpoint",
     "hide_credentials",
+    "means_none",
     "parse_protocol",
 ]
 
@@ -54,6 +55,7 @@ _SIZE_UNITS = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", start=1)
     for suffix, base in (("b", 1000), ("ib", 1024))
 }
+_NONE_WORDS = frozenset({"none", "off"})
 _PROTOCOL_NAMES = "grpc or http/protobuf"
 _MAX_PORT = 65_535
 
@@ -175,6 +177,11 @@ def _unreadable(name: str, text: str, takes: str, *, secret: bool = False) -> Co
 
 def _shorten(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def means_none(text: str) -> bool:
+    """Whether the text stands for no storage, or no trace file, where a path or URL could stand: none, off."""
+    return text.lower() in _NONE_WORDS
 
 
 def check_endpoint(name: str, endpoint: str) -> str:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-__all__ = ["CUT", "INT_MAX", "INT_MIN", "int_text", "plain_value", "single_item", "text_of"]
+__all__ = ["CUT", "INT_MAX", "INT_MIN", "float_name", "int_text", "plain_value", "scrub_text", "single_item", "text_of"]
 
 #: The integers that every reader of what runspan writes must keep exact.
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 #: Stands in place of what is nested too deeply, contains itself, or goes on for too long.
 CUT = "…"
 _MAX_DEPTH = 64
+#: Longer integers than this (about 1,200 digits) become text: Python itself refuses to print them without end.
+_MAX_INT_BITS = 4_096
+_SURROGATES = re.compile("[\ud800-\udfff]")
 #: A value of more parts than this is cut: lists that share their elements can unfold without end.
 _MAX_ITEMS = 1_000_000
 
@@ -31,7 +36,7 @@ def plain_value(value: Any) -> Any:
         if isinstance(value, str):
             return str.__str__(value)
         if isinstance(value, int):
-            return int.__int__(value)
+            return int.__int__(value) if value.bit_length() <= _MAX_INT_BITS else int_text(value)
         if isinstance(value, float):
             return float.__float__(value)
         return _Unfolding().convert(value)
@@ -41,10 +46,10 @@ def plain_value(value: Any) -> Any:
 
 def single_item(value: Any) -> Any:
     """Return the only element of another library's scalar or array; None when it is none, or has more than one."""
-    item = getattr(value, "item", None)
-    if not callable(item) or isinstance(value, dict | type):
-        return None
     try:
+        item = getattr(value, "item", None)
+        if not callable(item) or isinstance(value, dict | type):
+            return None
         count = value.numel() if callable(getattr(value, "numel", None)) else getattr(value, "size", None)
         return item() if count == 1 else None
     except Exception:  # noqa: BLE001 - a foreign object's methods may raise anything
@@ -57,6 +62,16 @@ def int_text(value: int) -> str:
         return int.__str__(value)
     except ValueError:  # longer than sys.get_int_max_str_digits()
         return hex(value)
+
+
+def float_name(value: float) -> str:
+    """Return how everything that runspan writes spells a non-finite float, which JSON does not have."""
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def scrub_text(text: str) -> str:
+    """Return the text with U+FFFD for each lone surrogate, which neither UTF-8 nor a database can hold."""
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 def text_of(value: Any) -> str:

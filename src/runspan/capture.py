@@ -21,7 +21,8 @@ class CaptureSchedule:
         warmup: steps after them that are prepared for but not captured.
         active: steps after those that are captured; 0 captures none by schedule.
         repeat: how many cycles there are; 0: as many as the run has steps for.
-        slow_factor: a step that takes longer than so many times the median is captured as slow; 0 turns that off.
+        slow_factor: a step that takes longer than so many times the median of the last 64, and at least a millisecond
+            more, is captured as slow; 0 turns that off.
         ranks: the ranks below this number are captured: 16 is the first 16.
 
     Raises:
@@ -41,7 +42,7 @@ class CaptureSchedule:
             if type(value) is not int or value < 0:
                 raise ConfigError(f"capture {name}={value!r} cannot be used: it takes a whole number from 0 up")
         factor = self.slow_factor
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not _is_finite(factor):
             raise ConfigError(f"capture slow_factor={factor!r} cannot be used: it takes a finite number")
         if factor != 0 and factor < 1:
             raise ConfigError(f"capture slow_factor={factor!r} cannot be used: it takes 0 (off) or a number from 1 up")
@@ -54,6 +55,8 @@ class CaptureSchedule:
         Raises:
             ConfigError: an unknown or repeated name, or a value that cannot be used.
         """
+        if not isinstance(text, str):
+            raise ConfigError(f"capture schedule {text!r} cannot be used: it takes {_TAKES}")
         names = {each.name for each in fields(cls)}
         values: dict[str, float] = {}
         for item in text.split(","):
@@ -71,6 +74,13 @@ class CaptureSchedule:
 
     def __str__(self) -> str:
         return ",".join(f"{each.name}={_plain(getattr(self, each.name))}" for each in fields(self))
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float can hold
+        return False
 
 
 def _plain(value: float) -> str:

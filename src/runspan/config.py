@@ -13,7 +13,15 @@ from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from runspan._env import EnvReader, OtelSettings, SignalSettings, check_endpoint, hide_credentials, parse_protocol
+from runspan._env import (
+    EnvReader,
+    OtelSettings,
+    SignalSettings,
+    check_endpoint,
+    hide_credentials,
+    means_none,
+    parse_protocol,
+)
 from runspan._root import default_root, ensure_root
 from runspan.capture import CaptureSchedule
 from runspan.errors import ConfigError
@@ -41,7 +49,6 @@ _MIN_SECONDS = {"shutdown_timeout_s": 0.0, "fsync_interval_s": 0.0, "metric_inte
 _MIN_COUNTS = {"max_exported_spans": 1, "max_metric_keys": 0}
 _MIN_PART_BYTES = 1024
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_NO_FILE = frozenset({"none", "off"})
 
 
 class _Derivation(Generic[P]):
@@ -202,7 +209,7 @@ class TracingConfig:
     @_Derivation
     def with_golden_trace_path(self, path: str | os.PathLike[str]) -> TracingConfig:
         """Return this config with a trace to compare the finished run with."""
-        return replace(self, golden_trace_path=Path(path))
+        return replace(self, golden_trace_path=_checked_path("golden_trace_path", path))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> TracingConfig:
@@ -242,7 +249,7 @@ class TracingConfig:
             values["export_otlp"] = any(each is not None for each in endpoints_set)
         trace_dir = values.pop("trace_dir") or default_root(environ) / "runs"
         values = {name: value for name, value in values.items() if value is not None}
-        return cls(otel=otel, trace_dir=None if str(trace_dir).lower() in _NO_FILE else trace_dir, **values)
+        return cls(otel=otel, trace_dir=None if means_none(str(trace_dir)) else trace_dir, **values)
 
 
 def _variable(field_name: str) -> str:

@@ -140,10 +140,13 @@ class SubscriptionHub:
         """Begin to call ``callback`` with each point published from now on.
 
         Raises:
+            ConfigError: ``callback`` cannot be called.
             InvalidStateError: no thread can be started, since this is a forked child or the interpreter is ending.
         """
         if os.getpid() != self._pid:
             raise InvalidStateError("cannot subscribe in a forked child: its points are in its own file")
+        if not callable(callback):
+            raise ConfigError(f"callback={callback!r} cannot be used: it takes a function of a MetricPoint")
         subscription = Subscription(callback, max_pending=self._max_pending)
         with self._lock:
             self._subscriptions = (*(each for each in self._subscriptions if not each.is_closed), subscription)

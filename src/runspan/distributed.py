@@ -92,6 +92,8 @@ class RankContext:
             object.__setattr__(self, "launcher", Launcher(launcher))
         except ValueError:
             raise ConfigError(f"launcher={launcher!r} is not known: it takes one of {', '.join(Launcher)}") from None
+        if host is not None and (not isinstance(host, str) or not host):
+            raise ConfigError(f"host={host!r} cannot be used: it takes a machine's name")
         object.__setattr__(self, "host", socket.gethostname() if host is None else host)
 
     @classmethod

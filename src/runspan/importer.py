@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runspan.errors import InvalidStateError, TraceFormatError
-from runspan.records import MetricPoint, MetricSummary, RunStatus
+from runspan.records import MetricPoint, MetricSummary
 from runspan.storage.base import ArtifactRecord
 from runspan.tracefile.events import Artifact, Count, Metric, Metrics, Param, Step, Tag
 from runspan.tracefile.layout import RunDirectory
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from runspan.storage.base import ExperimentStorage
-    from runspan.tracefile.events import Meta, Terminal, TraceEvent
+    from runspan.tracefile.events import Meta, TraceEvent
     from runspan.tracefile.layout import TraceName
     from runspan.tracefile.reader import TraceReader
 
@@ -29,9 +29,6 @@ __all__ = ["ImportFailure", "ImportReport", "ImportSummary", "import_run_directo
 
 #: Points of one storage transaction.
 _BATCH = 8192
-_EXPERIMENT_NAME = "runspan.experiment.name"
-_RUN_NAME = "runspan.run.name"
-_RUN_GROUP = "runspan.run.group"
 
 #: What makes two points of one series the same one; NaN equals NaN here.
 _Identity = tuple[int, float | str, int]
@@ -102,7 +99,11 @@ def import_runs(
 
 
 def import_run_directory(
-    path: str | Path, storage: ExperimentStorage, *, progress: Callable[[Path], None] | None = None
+    path: str | Path,
+    storage: ExperimentStorage,
+    *,
+    progress: Callable[[Path], None] | None = None,
+    select: Callable[[TraceName], bool] = lambda _: True,
 ) -> ImportReport:
     """Bring one run directory into storage: experiment, run, attempts, metrics, params, tags, counters, artifacts.
 
@@ -113,6 +114,7 @@ def import_run_directory(
         path: the run directory.
         storage: where to.
         progress: called with each trace file's path before it is read.
+        select: says which trace files are imported.
 
     Raises:
         TraceFormatError: there is no trace in it that can be read.
@@ -120,7 +122,7 @@ def import_run_directory(
         StorageError: the storage cannot be read or written.
     """
     directory = RunDirectory(Path(path))
-    files = directory.trace_files()
+    files = [(name, file) for name, file in directory.trace_files() if select(name)]
     if not files:
         raise TraceFormatError("no run directory: expected rank-*.jsonl files in it", path=str(path))
     run = _RunImport(directory, storage, progress)
@@ -191,16 +193,15 @@ class _RunImport:
 
     def _register(self, meta: Meta) -> None:
         """Create experiment and run where they are missing; the first trace says which experiment it is."""
-        storage, resource = self._storage, meta.resource
+        storage = self._storage
         if self._experiment_id is None:
-            name = resource.get(_EXPERIMENT_NAME) or meta.entrypoint.partition(":")[0]
-            self._experiment_id = storage.create_experiment(str(name))
+            self._experiment_id = storage.create_experiment(meta.experiment_name)
         self._run_id = storage.create_run(
             self._experiment_id,
             meta.run_id,
             meta.process.world_size,
-            name=resource.get(_RUN_NAME),
-            group=resource.get(_RUN_GROUP),
+            name=meta.run_name,
+            group=meta.run_group,
             trace_id=meta.trace_id,
         )
         if meta.run_span_id is not None and storage.get_span_id(self._run_id) != meta.run_span_id:
@@ -231,7 +232,7 @@ class _RunImport:
         end_time = meta.time_unix_nano + terminal.timestamp_ns
         try:
             self._storage.complete_run(
-                run_id, _status_of(terminal), rank, attempt, terminal.reason, time_unix_nano=end_time
+                run_id, terminal.final_status, rank, attempt, terminal.reason, time_unix_nano=end_time
             )
         except InvalidStateError:
             return  # the live run has completed it
@@ -342,11 +343,3 @@ def _extended(summary: MetricSummary | None, value: float) -> MetricSummary:
         finite if summary.max is None else max(summary.max, finite),
         summary.count + 1,
     )
-
-
-def _status_of(terminal: Terminal) -> RunStatus:
-    try:
-        status = RunStatus(terminal.status.lower())
-    except ValueError:
-        status = RunStatus.FAILED
-    return status if status.is_final else RunStatus.FAILED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from runspan._plain import text_of
 from runspan._run.failures import is_cancellation, is_normal_end
 from runspan._run.lifecycle import innermost, open_runs
 from runspan._run.recording import Recording
@@ -229,7 +230,7 @@ class Run(Recording):
             final = RunStatus(status)
         except ValueError:
             raise InvalidStateError(f"{status!r} is no status: use success, failed or cancelled") from None
-        self._session.ending.finish(final, reason)
+        self._session.ending.finish(final, None if reason is None else text_of(reason))
 
     def is_finished(self) -> bool:
         """Whether the run has ended in this process."""

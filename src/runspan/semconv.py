@@ -52,6 +52,8 @@ class Attr:
 
     # Resource, beside OpenTelemetry's own
     RUN_ID: Final = "runspan.run.id"
+    RUN_NAME: Final = "runspan.run.name"
+    RUN_GROUP: Final = "runspan.run.group"
     EXPERIMENT_ID: Final = "runspan.experiment.id"
     EXPERIMENT_NAME: Final = "runspan.experiment.name"
     RANK: Final = "runspan.rank"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
 __all__ = ["ArtifactStore", "StoredArtifact"]
@@ -79,9 +79,9 @@ class ArtifactStore:
     def _keep(self, chunks: Iterator[bytes]) -> StoredArtifact:
         self._folder.mkdir(parents=True, exist_ok=True)
         digest, size = hashlib.sha256(), 0
-        descriptor, temporary = tempfile.mkstemp(prefix=".incoming-", dir=self._folder)
+        temporary = self._folder / f".incoming-{secrets.token_hex(8)}"
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with temporary.open("xb") as file:
                 for chunk in chunks:
                     digest.update(chunk)
                     size += len(chunk)
@@ -89,11 +89,11 @@ class ArtifactStore:
             name = f"sha256-{digest.hexdigest()}"
             target = self._folder / name
             if target.exists():
-                Path(temporary).unlink()
+                temporary.unlink()
             else:
-                Path(temporary).replace(target)
+                temporary.replace(target)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
         return StoredArtifact(name, size, str(target))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from runspan._run.values import describe
+from runspan.errors import ConfigError
 from runspan.semconv import Attr, SpanName
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ class CheckpointScope:
 
     def __init__(self, session: Session, path: str | os.PathLike[str] | None) -> None:
         self._session = session
-        self._path = None if path is None else Path(path)
-        attributes = {} if path is None else {Attr.CHECKPOINT_PATH: os.fspath(path)}
+        self._path = None if path is None else self._checked(path)
+        attributes = {} if self._path is None else {Attr.CHECKPOINT_PATH: str(self._path)}
         self._scope = session.otel.long_scope(SpanName.CHECKPOINT, attributes)
         self._began_ns = 0
 
@@ -49,6 +51,15 @@ class CheckpointScope:
                 state.checkpoint_durations.append(clock.monotonic_ns() - self._began_ns)
         self._scope.__exit__(exception_type, exception, traceback)
 
+    def _checked(self, path: Any) -> Path | None:
+        """Return a path; what is none is told of, and the checkpoint is timed without it."""
+        try:
+            return Path(os.fsdecode(path))
+        except Exception:  # noqa: BLE001 - anything may have been given, and its __fspath__ may raise anything
+            error = ConfigError(f"checkpoint path {describe(path)} cannot be used: it takes a path")
+            self._session.notices.refuse("checkpoint", "invalid_value", "path", error)
+            return None
+
 
 def _size_of(path: Path) -> int | None:
     """Return the bytes of a file or of a directory's files, None when it cannot be read."""
@@ -56,5 +67,5 @@ def _size_of(path: Path) -> int | None:
         if path.is_dir():
             return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         return path.stat().st_size
-    except OSError:
+    except (OSError, ValueError):  # a path with a NUL or a lone surrogate is a ValueError
         return None

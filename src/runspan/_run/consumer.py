@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from enum import Enum
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,14 @@ _BACKLOG_BOUND = 262_144
 _TASK_BOUND = 1_024
 #: How often a write is tried that a storage refuses while it answers other questions.
 _MAX_TRIES = 3
+
+
+class _Outcome(Enum):
+    """How a write to the storage went."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    FAILED = "failed"
 
 
 class SeriesStatistics:
@@ -87,7 +96,7 @@ class PointConsumer:
         rank: this process's rank.
         attempt: its attempt.
         storage: where batches go; None: nowhere.
-        publish: called with each batch after the write, None without subscribers' hub.
+        publish: called with each batch after the write.
         notices: told what storage lost.
     """
 
@@ -115,6 +124,8 @@ class PointConsumer:
         self._tasks: SimpleQueue[Callable[[ExperimentStorage], None] | None] = SimpleQueue()
         self._waiting_tasks: deque[_Task] = deque()
         self._progress = 0
+        #: Whether the last write failed.
+        self.is_failing = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="runspan-recorder", daemon=True)
         self._thread.start()
@@ -217,16 +228,18 @@ class PointConsumer:
         """Write the backlog, then the other tasks in order; keep what fails for the next time."""
         with self._statistics_lock:
             points, self._backlog = self._backlog, []
-        if points and self._write(lambda storage: storage.log_metrics(self._run_id, points)):
-            self._publish(points)
-        elif points:
-            self._keep(points)
+        if points:
+            outcome = self._write(lambda storage: storage.log_metrics(self._run_id, points), len(points))
+            if outcome is _Outcome.DONE:
+                self._publish(points)
+            elif outcome is _Outcome.FAILED:
+                self._keep(points)
         while self._waiting_tasks and self._is_through(self._waiting_tasks[0]):
             self._waiting_tasks.popleft()
 
     def _is_through(self, task: _Task) -> bool:
         """Try a task; return whether it succeeded or never will, so that it does not stand in the way of others."""
-        if self._write(task.write):
+        if self._write(task.write, 1) is not _Outcome.FAILED:
             return True
         task.failures += 1
         if task.failures < _MAX_TRIES or not self._answers():
@@ -243,22 +256,27 @@ class PointConsumer:
             return False
         return True
 
-    def _write(self, task: Callable[[ExperimentStorage], None]) -> bool:
+    def _write(self, task: Callable[[ExperimentStorage], None], size: int) -> _Outcome:
+        """Do one write of so many items; what the storage refuses is counted, what fails is told of."""
         if self._storage is None:
-            return True
+            return _Outcome.DONE
+        outcome = _Outcome.DONE
         try:
             task(self._storage)
         except (InvalidStateError, LookupError) as error:  # storage works, and will say the same again
             self._notices.warn_once("storage", f"storage refused: {error}")
-            self._notices.lose("storage", "refused", 1)
+            self._notices.lose("storage", "refused", size)
+            outcome = _Outcome.REFUSED
         except Exception as error:  # noqa: BLE001 - a storage of the user's may raise anything
             self._notices.warn_once(
                 "storage",
                 f"storage failed ({error}); recording goes on in the trace file, `runspan import` completes storage",
             )
-            return False
+            self.is_failing = True
+            return _Outcome.FAILED
+        self.is_failing = False
         self._progress += 1
-        return True
+        return outcome
 
     def _keep(self, points: list[MetricPoint]) -> None:
         with self._statistics_lock:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING
 
+from runspan._plain import text_of
+
 if TYPE_CHECKING:
     from runspan.redaction import Redactor
 
@@ -29,7 +31,7 @@ def is_cancellation(error: BaseException) -> bool:
 
 def describe_error(error: BaseException, redactor: Redactor) -> str:
     """Return an exception's type and message."""
-    text = redactor.redact_text(str(error))
+    text = redactor.redact_text(text_of(error))
     return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
 
 

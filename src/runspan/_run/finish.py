@@ -108,9 +108,9 @@ class Finish:
         session = self._session
         if session.heartbeat is not None:
             timeout_s = session.spec.config.shutdown_timeout_s + _GRACE_S
-            deadline_ns = session.clock.monotonic_ns() + int(timeout_s * 1e9)
+            deadline_s = time.monotonic() + timeout_s
             session.heartbeat.do(lambda: self.finish(status, reason))
-            while not self._ended.is_set() and session.clock.monotonic_ns() < deadline_ns:
+            while not self._ended.is_set() and time.monotonic() < deadline_s:
                 time.sleep(_POLL_S)
         if not self._ended.is_set():
             self.status = self.status or status
@@ -122,12 +122,24 @@ class Finish:
         return claim is not None and claim.thread_id == threading.get_ident() and not claim.is_over
 
     def abort(self, error: BaseException) -> None:
-        """End a session that could not start: failed, with what exists of it."""
+        """End a session that could not start: failed, with what exists of it. Never raises: the error is the news."""
         session = self._session
         if not self._claim():
             return
         self.status = RunStatus.FAILED
         reason = describe_error(error, session.spec.redactor)
+        try:
+            self._hand_over_failed_start(reason, error)
+            self._close_file(RunStatus.FAILED, reason)
+            session.store.close()
+        except Exception:
+            logger.exception("run %s: its failed start was not recorded in full", session.spec.run_id)
+        finally:
+            self._ended.set()
+
+    def _hand_over_failed_start(self, reason: str, error: BaseException) -> None:
+        """Give storage and export what exists of a session that could not start."""
+        session = self._session
         otel = getattr(session, "otel", None)
         if otel is not None:
             otel.end(RunStatus.FAILED, reason, error, {}, {})
@@ -151,9 +163,6 @@ class Finish:
                 )
             except Exception as storage_error:  # noqa: BLE001 - the first error is the one to raise
                 session.notices.warn_once("storage", f"the run's failure could not be stored: {storage_error}")
-        self._close_file(RunStatus.FAILED, reason)
-        session.store.close()
-        self._ended.set()
 
     def _claim(self) -> bool:
         """Claim the end for the calling thread; False for whoever comes later.
@@ -187,6 +196,9 @@ class Finish:
             # The end of a run is no place to raise what only concerns its copies.
             logger.exception("run %s: the end of the run was not exported or stored", session.spec.run_id)
         finally:
+            consumer = session.consumer
+            if consumer is not None and consumer.is_failing:
+                session.notices.lose("storage", "unavailable", consumer.unstored())
             self._close_file(status, reason)
             if session.output is not None:
                 session.output.close()
@@ -254,7 +266,6 @@ class Finish:
         session = self._session
         consumer, store = session.consumer, session.store
         if consumer is not None and not consumer.finish(session.spec.config.shutdown_timeout_s):
-            session.notices.lose("storage", "unavailable", consumer.unstored())
             session.notices.warn_once(
                 "storage",
                 f"{consumer.unstored()} points and the end of the run are not in storage: run `runspan import"

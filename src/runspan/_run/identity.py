@@ -54,6 +54,8 @@ def run_resource(spec: RunSpec, git: GitState, attempt: int) -> Resource:
         run_id=spec.run_id,
         experiment_id=spec.experiment_id,
         experiment_name=spec.experiment_name or spec.experiment_id,
+        run_name=spec.name,
+        run_group=spec.group,
         rank=context.rank,
         world_size=context.world_size,
         local_rank=context.local_rank,

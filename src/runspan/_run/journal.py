@@ -6,10 +6,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from runspan import semconv
+from runspan._plain import text_of
 from runspan._run.artifacts import ArtifactStore, StoredArtifact
 from runspan._run.failures import describe_error, format_traceback
 from runspan._run.spec import checked_params, checked_tags
-from runspan._run.values import InvalidValueError, counter_amount, metric_key, metric_step, metric_value
+from runspan._run.values import InvalidValueError, counter_amount, describe, metric_key, metric_step, metric_value
 from runspan.alerts import Alert
 from runspan.errors import ConfigError
 from runspan.records import AlertLevel
@@ -18,9 +19,10 @@ from runspan.tracefile.events import Artifact, Count, Event, Observe, Param, Tag
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from runspan._run.session import Session
+    from runspan.storage.base import ExperimentStorage
     from runspan.tracefile.layout import RunDirectory
 
 __all__ = ["Journal"]
@@ -37,6 +39,8 @@ class Journal:
         self._session = session
         self._params: dict[str, Any] = {}
         self._tags: dict[str, str] = {}
+        #: What waits to be stored, by how it is stored: many calls become one transaction.
+        self._unstored: dict[Callable[..., None], dict[str, Any]] = {}
         self.should_stop = False
 
     def log_params(self, params: Any) -> None:
@@ -53,8 +57,7 @@ class Journal:
             self._params[key] = value
             session.writer.write(Param(key, jsonable(value)))
         session.otel.set_run_attributes({f"{semconv.Attr.PARAM_PREFIX}{key}": value for key, value in plain.items()})
-        if session.consumer is not None:
-            session.consumer.submit(lambda storage: session.store.log_params(storage, plain))
+        self._store_soon(session.store.log_params, plain)
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Record tags; the last value of a key holds."""
@@ -70,16 +73,46 @@ class Journal:
             self._tags[key] = value
             session.writer.write(Tag(key, value))
         session.otel.set_run_attributes({f"{semconv.Attr.TAG_PREFIX}{key}": value for key, value in plain.items()})
-        if session.consumer is not None:
-            session.consumer.submit(lambda storage: session.store.set_tags(storage, plain))
+        self._store_soon(session.store.set_tags, plain)
+
+    def _store_soon(
+        self, write: Callable[[ExperimentStorage, Mapping[str, Any]], None], values: dict[str, Any]
+    ) -> None:
+        """Have parameters or tags stored in the background, together with those that wait already."""
+        session = self._session
+        consumer = session.consumer
+        if consumer is None:
+            return
+        with session.writer.lock:
+            waiting = self._unstored.get(write)
+            if waiting is None:
+                batch = self._unstored[write] = dict(values)
+            else:
+                waiting.update(values)
+        session.writer.run_deferred()
+        if waiting is not None:
+            return
+
+        def store(storage: ExperimentStorage) -> None:
+            with session.writer.lock:
+                if self._unstored.get(write) is batch:
+                    del self._unstored[write]
+            session.writer.run_deferred()
+            write(storage, batch)
+
+        consumer.submit(store)
 
     def event(self, name: str, *, level: str, message: str, attributes: Mapping[str, Any]) -> None:
-        """Write an event."""
+        """Write an event; a level that is none is told of, and becomes ``info``."""
         session = self._session
-        plain = session.spec.redactor.redact_mapping({str(key): value for key, value in attributes.items()})
+        if level not in _LOG_LEVELS:
+            error = ConfigError(f"event level {level!r} is not known: use one of {', '.join(_LOG_LEVELS)}")
+            session.notices.refuse("event", "invalid_value", "level", error)
+            level = "info"
+        plain = session.spec.redactor.redact_mapping({text_of(key): value for key, value in attributes.items()})
         session.writer.write(
             Event(
-                name=str(name),
+                name=text_of(name),
                 level=level,
                 message=session.spec.redactor.redact_text(message),
                 attributes={key: jsonable(value) for key, value in plain.items()} or None,
@@ -100,13 +133,12 @@ class Journal:
         """Write an alert to log, file, trace and counter; may ask the training to stop."""
         session = self._session
         config, redactor = session.spec.config, session.spec.redactor
-        try:
-            level = AlertLevel(level)
-        except ValueError:
-            error = ConfigError(f"alert level {level!r} is not known: use one of {', '.join(AlertLevel)}")
+        if not isinstance(level, str) or level not in set(AlertLevel):
+            error = ConfigError(f"alert level {describe(level)} is not known: use one of {', '.join(AlertLevel)}")
             session.notices.refuse("alert", "invalid_value", "level", error)
             level = AlertLevel.WARNING
-        alert = Alert(redactor.redact_text(str(title)), redactor.redact_text(str(text)), level, rule)
+        level = AlertLevel(level)
+        alert = Alert(redactor.redact_text(text_of(title)), redactor.redact_text(text_of(text)), level, rule)
         logger.log(_LOG_LEVELS[level], "run %s: %s: %s", session.spec.run_id, alert.title, alert.text)
         self.event("alert", level=level, message=alert.title, attributes={"text": alert.text, "rule": rule})
         session.otel.alert(alert)
@@ -125,7 +157,8 @@ class Journal:
         try:
             name, amount = metric_key(key), counter_amount(n)
         except InvalidValueError as error:
-            session.notices.refuse("count", "invalid_value", f"{key!r}", ConfigError(f"count {key!r}: {error}"))
+            subject = describe(key)
+            session.notices.refuse("count", "invalid_value", subject, ConfigError(f"count {subject}: {error}"))
             return
         line = encode(Count(key=name, value=amount, time_unix_nano=session.clock.time_ns()))
         with session.writer.lock:
@@ -140,12 +173,13 @@ class Journal:
         try:
             name, number = metric_key(key), metric_value(value)
         except InvalidValueError as error:
-            session.notices.refuse("observe", "invalid_value", f"{key!r}", ConfigError(f"observe {key!r}: {error}"))
+            subject = describe(key)
+            session.notices.refuse("observe", "invalid_value", subject, ConfigError(f"observe {subject}: {error}"))
             return
         time_unix_nano = session.clock.time_ns()
-        event = Observe(key=name, value=number, unit=str(unit) or None, time_unix_nano=time_unix_nano)
+        event = Observe(key=name, value=number, unit=text_of(unit) or None, time_unix_nano=time_unix_nano)
         if session.writer.write(event) and session.otel.exports_metrics:
-            session.state.observations.append((name, str(unit), number))
+            session.state.observations.append((name, text_of(unit), number))
 
     def log_artifact(
         self, name: str, content: str | os.PathLike[str] | bytes, *, step: Any, by_reference: bool
@@ -156,14 +190,16 @@ class Journal:
         try:
             checked_step = None if step is None else metric_step(step)
             stored = _store(directory, content, by_reference=by_reference)
-        except (OSError, InvalidValueError, TypeError) as error:
-            problem = ConfigError(f"artifact {name!r} not kept: {error}")
-            session.notices.refuse("artifact", "unreadable", f"{name!r}", problem)
+        except (OSError, ValueError, TypeError) as error:  # a path with a NUL or a lone surrogate is a ValueError
+            subject = describe(name)
+            session.notices.refuse(
+                "artifact", "unreadable", subject, ConfigError(f"artifact {subject} not kept: {error}")
+            )
             return None
         session.writer.write(
-            Artifact(str(name), stored.hash, stored.bytes, checked_step, stored.path if by_reference else None)
+            Artifact(text_of(name), stored.hash, stored.bytes, checked_step, stored.path if by_reference else None)
         )
-        record = ArtifactRecord(str(name), stored.hash, stored.bytes, checked_step, stored.path, by_reference)
+        record = ArtifactRecord(text_of(name), stored.hash, stored.bytes, checked_step, stored.path, by_reference)
         if session.consumer is not None:
             session.consumer.submit(lambda storage: session.store.log_artifact(storage, record))
         return stored.hash

@@ -66,7 +66,9 @@ class MetricRecorder:
         return list(self._next_steps)
 
     def current_step(self, key: str) -> int:
-        """Return the next automatic step of a key."""
+        """Return the next automatic step of a key, 0 for what is no key."""
+        if not isinstance(key, str):
+            return 0
         return self._next_steps.get(key, self._resumed_steps.get(key, 0))
 
     def log(self, key: str, value: Any) -> None:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Notices"]
 
+_MAX_SUBJECTS = 1_000
+
 logger = logging.getLogger("runspan")
 
 
@@ -28,7 +30,8 @@ class Notices:
         self._strict = strict
         self._told: set[str] = set()
         self._dropped: Counter[tuple[str, str]] = Counter()
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler of the program's own may record while the thread it interrupted counts.
+        self._lock = threading.RLock()
 
     def refuse(self, signal: str, reason: str, subject: str, error: Exception) -> None:
         """Count something that the caller asked for and that cannot be recorded; log the first of each subject.
@@ -47,8 +50,8 @@ class Notices:
             self._dropped[signal, reason] += count
 
     def warn_once(self, subject: str, message: str) -> None:
-        """Log a warning, the first time for a subject."""
-        if subject not in self._told:
+        """Log a warning, the first time for a subject; after a thousand subjects no more."""
+        if subject not in self._told and len(self._told) < _MAX_SUBJECTS:
             self._told.add(subject)
             logger.warning("run %s: %s", self._run_id, message)
 
@@ -58,5 +61,5 @@ class Notices:
 
     def after_fork(self) -> None:
         """Start afresh in a child process: what was counted is the parent's."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._dropped = Counter()

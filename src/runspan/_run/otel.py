@@ -10,13 +10,17 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, SpanContext, StatusCode, TraceFlags, format_span_id, format_trace_id
 
 from runspan import ids, semconv
+from runspan._clock import SystemClock
+from runspan._run.captures import StepCaptures
 from runspan._run.identity import common_attributes, rank_attributes, run_attributes
-from runspan._run.spans import FileSpanScope, Spans, SpanScope, make_current, restore
+from runspan._run.scopes import FileSpanScope, SpanScope, make_current, restore
+from runspan._run.spans import Spans
 from runspan.config import endpoints
 from runspan.errors import TraceFormatError
 from runspan.records import RunStatus
 from runspan.semconv import Attr, SpanName
-from runspan.telemetry.exporter import TRACES, ExportPipeline, SpanBudget
+from runspan.telemetry._budget import SpanBudget
+from runspan.telemetry._ledger import TRACES
 from runspan.telemetry.pending import pending_span
 from runspan.telemetry.processor import RunTraceProcessor
 from runspan.telemetry.providers import (
@@ -36,10 +40,12 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
+    from runspan._run.captures import Capture
     from runspan._run.session import Session
     from runspan._run.spans import RecordedSpan
     from runspan.alerts import Alert
     from runspan.records import MetricSummary
+    from runspan.telemetry.exporter import ExportPipeline
 
 __all__ = ["OtelSide"]
 
@@ -68,8 +74,12 @@ class OtelSide:
         self._pipeline = self._build_pipeline() if export else None
         #: Whether somebody takes durations and observations out of the session's state.
         self.exports_metrics = self._pipeline is not None and spec.config.export_metrics
+        #: Says which steps are captured; None where none is.
+        self.captures: StepCaptures | None = None
         if spec.config.tracing_enabled:
             self.spans = self._build_spans(trace_id)
+            if spec.parent is None and spec.context.rank < spec.config.capture.ranks:
+                self.captures = StepCaptures(session, self.spans)
 
     def begin(self) -> None:
         """Start ``run`` on rank 0, and ``rank``."""
@@ -78,7 +88,7 @@ class OtelSide:
             return
         spec, context = session.spec, session.spec.context
         links = self._links()
-        run_context = self._run_context()
+        run_context = self.run_context()
         parent = trace.set_span_in_context(trace.NonRecordingSpan(run_context), otel_context.Context())
         if context.rank == 0:
             with forced_ids(trace_id=run_context.trace_id, span_id=run_context.span_id):
@@ -115,6 +125,25 @@ class OtelSide:
             return nullcontext(trace.INVALID_SPAN)
         return FileSpanScope(self.spans, name, attributes) if file_only else SpanScope(self.spans, name, attributes)
 
+    def captured_scope(
+        self, capture: Capture, name: str, attributes: Mapping[str, Any]
+    ) -> AbstractContextManager[trace.Span]:
+        """Return a span inside a captured step."""
+        if self.spans is None:
+            return nullcontext(trace.INVALID_SPAN)
+        return SpanScope(self.spans, name, attributes, origin=capture.start)
+
+    def show_capture(self, step: int, because: str, captured: SpanContext) -> None:
+        """Show a captured step in the run's trace: a short span under rank 0's ``rank``, with a link to it."""
+        if self.spans is None or self._session.spec.context.rank != 0:
+            return
+        attributes = {
+            **common_attributes(self._session),
+            Attr.STEP: step,
+            Attr.STEP_CAPTURED_BECAUSE: because,
+        }
+        self._short_span(SpanName.STEP_CAPTURED, attributes, [Link(captured)])
+
     def long_scope(self, name: str, attributes: Mapping[str, Any]) -> AbstractContextManager[trace.Span]:
         """Return a span that rank 0 exports and shows while it is open, and that stands in the file alone elsewhere."""
         if self.spans is None or self._session.spec.context.rank != 0:
@@ -137,9 +166,7 @@ class OtelSide:
             Attr.LEVEL: str(alert.level),
             Attr.RULE: alert.rule,
         }
-        under_rank = trace.set_span_in_context(trace.NonRecordingSpan(self.spans.rank_context), otel_context.Context())
-        self.spans.begin(SpanName.ALERT, attributes, context=under_rank).end()
-        self.flush_soon()
+        self._short_span(SpanName.ALERT, attributes, [])
 
     def traceparent(self) -> str | None:
         """Return the current span of this run as a W3C ``traceparent``, None when tracing is off."""
@@ -158,7 +185,7 @@ class OtelSide:
         return {} if self._pipeline is None else self._pipeline.dropped
 
     def exported(self) -> Mapping[str, int]:
-        """Return how many spans and points were accepted by a receiver."""
+        """Return how many spans and points a receiver has accepted, by signal."""
         return {} if self._pipeline is None else self._pipeline.exported
 
     def end(
@@ -174,6 +201,8 @@ class OtelSide:
         if spans is None:
             return
         self._end_open_spans(spans)
+        if self.captures is not None:
+            self.captures.close_open(f"finish({status})" if reason is None else reason)
         if self._pipeline is not None:
             for span in self._child_spans():
                 self._pipeline.offer(span)
@@ -201,7 +230,7 @@ class OtelSide:
         self.processor.release()
         if self._pipeline is not None:
             timeout_ns = int(self._session.spec.config.shutdown_timeout_s * 1e9)
-            self._pipeline.drain(self._session.clock.monotonic_ns() + timeout_ns)
+            self._pipeline.drain(SystemClock.monotonic_ns() + timeout_ns)
 
     def after_fork_in_child(self) -> None:
         """Go on in a child process's file, without export; the long spans stay the parent's."""
@@ -212,6 +241,7 @@ class OtelSide:
         if self._pipeline is not None:
             self._pipeline.reinit_in_child()
         self._pipeline = None
+        self.captures = None
         self._run_span = self._rank_span = None
 
     def _build_pipeline(self) -> ExportPipeline | None:
@@ -220,11 +250,12 @@ class OtelSide:
         to = endpoints(config)
         if not to:
             return None
+        from runspan.telemetry.exporter import ExportPipeline  # noqa: PLC0415 - loads grpc, which not every run needs
+
         collector = None
         if "metrics" in to:
             from runspan.telemetry.collector import MetricsCollector  # noqa: PLC0415 - loads the SDK's metrics
 
-            session.connect_state(began_unix_nano=self._began_unix_nano)
             collector = MetricsCollector(
                 session.resource,
                 session.state,
@@ -293,7 +324,16 @@ class OtelSide:
         spec = self._session.spec
         return parse_traceparent(spec.traceparent, spec.config.otel.tracestate)
 
-    def _run_context(self) -> SpanContext:
+    def _short_span(self, name: str, attributes: Mapping[str, Any], links: list[Link]) -> None:
+        """Write a span without duration under ``rank``, and export it at once."""
+        if self.spans is None:
+            return
+        under_rank = trace.set_span_in_context(trace.NonRecordingSpan(self.spans.rank_context), otel_context.Context())
+        self.spans.begin(name, attributes, context=under_rank, links=links).end()
+        self.flush_soon()
+
+    def run_context(self) -> SpanContext:
+        """Return the ``run`` span's context, as ranks other than 0 know it."""
         run_id = self._session.spec.run_id
         flags = self.spans.rank_context.trace_flags if self.spans is not None else TraceFlags(TraceFlags.DEFAULT)
         return SpanContext(ids.run_trace_id(run_id), ids.run_span_id(run_id), is_remote=True, trace_flags=flags)

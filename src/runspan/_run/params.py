@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from runspan._plain import plain_value
+from runspan._plain import plain_value, text_of
 
 __all__ = ["params_of"]
 
@@ -25,7 +25,7 @@ def params_of(source: Any) -> dict[str, Any]:
         items = vars(source)
     else:
         raise TypeError(f"parameters must be a mapping, a Namespace or a dataclass, got {type(source).__name__}")
-    return {str(key): plain_value(value) for key, value in items.items()}
+    return {text_of(key): plain_value(value) for key, value in items.items()}
 
 
 def _fields_of(value: Any) -> dict[str, Any]:

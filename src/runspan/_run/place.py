@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from runspan._root import ensure_root
+from runspan._root import default_root, ensure_root
 from runspan.errors import ConfigError, InvalidStateError
 from runspan.tracefile.layout import RunDirectory, TraceName
 from runspan.tracefile.writer import FileWriter, NullWriter, TraceWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from runspan._run.spec import RunSpec
     from runspan.storage.base import ExperimentStorage
@@ -158,7 +158,8 @@ def _create(folder: Path | None, trace_dir: Path | None) -> None:
     if folder is None or trace_dir is None:
         return
     try:
-        if trace_dir.name == "runs":
+        # A folder that the user has named for the traces may be one of theirs: no .gitignore is written into it.
+        if trace_dir.name == "runs" and _is_root(trace_dir.parent):
             ensure_root(trace_dir.parent)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -166,6 +167,10 @@ def _create(folder: Path | None, trace_dir: Path | None) -> None:
             f"the run directory {folder} cannot be created ({error.strerror}): set RUNSPAN_DIR or trace_dir to a"
             " folder that can be written to"
         ) from error
+
+
+def _is_root(folder: Path) -> bool:
+    return folder.name == ".runspan" or folder == Path(os.path.abspath(default_root()))  # noqa: PTH100 - keeps links
 
 
 def _stored_attempts(storage: ExperimentStorage, run_id: str, rank: int) -> list[int]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry import trace
 
+from runspan._plain import text_of
 from runspan._run.checkpoints import CheckpointScope
 from runspan._run.progress import step_progress
-from runspan._run.steps import PhaseScope, StepScope
+from runspan._run.steps import CapturedPhaseScope, PhaseScope, StepScope
 from runspan.errors import InvalidStateError
 from runspan.records import AlertLevel
 from runspan.semconv import Attr, SpanName
@@ -89,7 +90,7 @@ class Recording:
 
     def log_param(self, key: str, value: Any) -> None:
         """Record one parameter."""
-        self.log_params({key: value})
+        self.log_params({text_of(key): value})
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Set tags."""
@@ -98,7 +99,7 @@ class Recording:
 
     def set_tag(self, key: str, value: Any) -> None:
         """Set one tag."""
-        self.set_tags({key: value})
+        self.set_tags({text_of(key): value})
 
     def log_artifact(
         self,
@@ -127,8 +128,8 @@ class Recording:
     def event(self, name: str, level: str = "info", **attributes: Any) -> None:
         """Write a line about something that happened; the attribute ``message`` becomes its text."""
         if self._is_open("event"):
-            message = str(attributes.pop("message", name))
-            self._session.journal.event(name, level=level, message=message, attributes=attributes)
+            message = text_of(attributes.pop("message", name))
+            self._session.journal.event(name, level=text_of(level), message=message, attributes=attributes)
 
     def alert(self, title: str, text: str = "", level: AlertLevel | str = AlertLevel.WARNING) -> None:
         """Raise an alert: to log, file, trace (exported at once) and counter.
@@ -155,7 +156,10 @@ class Recording:
         if not self._is_open("span"):
             return nullcontext(trace.INVALID_SPAN)
         session = self._session
-        return session.otel.scope(name, attributes, file_only=session.steps.active() is not None)
+        step = session.steps.active()
+        if step is not None and step.capture is not None:
+            return session.otel.captured_scope(step.capture, name, attributes)
+        return session.otel.scope(name, attributes, file_only=step is not None)
 
     def epoch(self, n: int) -> AbstractContextManager[trace.Span]:
         """Time an epoch."""
@@ -180,8 +184,12 @@ class Recording:
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Time a phase of the current step (forward, backward, …); outside a step a span of the file."""
         step = self._session.steps.active()
+        if type(name) is not str:
+            name = text_of(name)
         if step is not None:
-            return PhaseScope(step, name)
+            if step.capture is None:
+                return PhaseScope(step, name)
+            return CapturedPhaseScope(step, name, self._session.otel.captured_scope(step.capture, name, {}))
         if not self._is_open("phase"):
             return nullcontext(trace.INVALID_SPAN)
         return self._session.otel.scope(name, {}, file_only=True)

@@ -22,6 +22,7 @@ from runspan._run.steps import StepRecorder
 from runspan._run.store import StorageLink
 from runspan.dashboard import SubscriptionHub
 from runspan.distributed import RankContext, format_parent
+from runspan.errors import ConfigError, TraceFormatError
 from runspan.records import RunStatus
 from runspan.telemetry.instruments import RunMetrics
 from runspan.telemetry.processor import TraceStart, file_parent
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from runspan._run.spec import RunSpec
     from runspan.records import MetricSnapshot, MetricSummary
     from runspan.storage.base import ExperimentStorage
+    from runspan.tracefile.layout import RunDirectory
     from runspan.tracefile.writer import TraceWriter
 
 __all__ = ["Session"]
@@ -90,11 +92,6 @@ class Session:
         except BaseException as error:
             self.ending.abort(error)
             raise
-
-    @property
-    def is_child(self) -> bool:
-        """Whether this process is a helper of a rank, which writes a child file."""
-        return self.spec.parent is not None or self.ending.forked
 
     def _open_writer(self) -> tuple[TraceWriter, int]:
         spec = self.spec
@@ -151,13 +148,20 @@ class Session:
         began_first = start.time_unix_nano
         resumed: dict[str, int] = {}
         if is_rank and directory is not None:
-            began_first = first_start(directory) or began_first
-            if self.place.earlier_attempts:
-                resumed = self._resumed_steps()
+            began_first = self._first_start(directory) or began_first
+        if is_rank and self.place.earlier_attempts:
+            resumed = self._resumed_steps()
+        self._connect_state(began_unix_nano=began_first)
         self.otel = OtelSide(self, export=is_rank, began_unix_nano=began_first)
         self.metrics = MetricRecorder(self.writer, self.clock, self.notices, spec.run_id, resumed)
         self.steps = StepRecorder(
-            self.writer, self.clock, self.notices, spec.run_id, self.state, keep_durations=self.otel.exports_metrics
+            self.writer,
+            self.clock,
+            self.notices,
+            spec.run_id,
+            self.state,
+            keep_durations=self.otel.exports_metrics,
+            captures=self.otel.captures,
         )
         self.journal = Journal(self)
         self.consumer = PointConsumer(
@@ -169,6 +173,8 @@ class Session:
             publish=self.hub.publish,
             notices=self.notices,
         )
+        if is_rank and self.place.earlier_attempts:
+            self.consumer.submit(lambda storage: self.store.catch_up(storage, self.place, self.attempt))
         if is_rank:
             self.otel.begin()
             self.writer.write(collect_environment(self.git, spec.redactor))
@@ -187,7 +193,20 @@ class Session:
             self.journal.set_tags(spec.tags)
         if spec.config.capture_output and self.place.directory is not None and is_rank:
             log_file = self.place.directory.log_file(spec.context.rank, spec.context.world_size)
-            self.output = OutputCopy(log_file)
+            try:
+                self.output = OutputCopy(log_file)
+            except OSError as error:
+                raise ConfigError(
+                    f"{log_file} cannot be written ({error.strerror}): set capture_output=False, or free the path"
+                ) from error
+
+    def _first_start(self, directory: RunDirectory) -> int | None:
+        """Return when the run began in its first attempt, None where no older file tells."""
+        try:
+            return first_start(directory)
+        except (OSError, TraceFormatError) as error:
+            self.notices.warn_once("resume", f"the first attempt cannot be read ({error}); this one counts as it")
+            return None
 
     def _resumed_steps(self) -> dict[str, int]:
         """Return where each key's counter goes on, from the rank's older files or the storage."""
@@ -197,13 +216,11 @@ class Session:
             sources.append(lambda: next_automatic_steps(directory, rank, self.attempt))
         if storage is not None:
             sources.append(lambda: storage.next_steps(self.spec.run_id, rank))
-        problem: Exception | None = None
         for source in sources:
             try:
                 return source()
             except Exception as error:  # noqa: BLE001 - resuming must not fail over history
-                problem = problem or error
-        self.notices.warn_once("resume", f"earlier steps cannot be read ({problem}); counters start at 0")
+                self.notices.warn_once("resume", f"earlier steps cannot be read ({error}): counters may start at 0")
         return {}
 
     @property
@@ -263,9 +280,10 @@ class Session:
     def dropped(self) -> dict[tuple[str, str], int]:
         """Return what was lost so far, by (signal, reason)."""
         file_losses = {("file", reason): count for reason, count in self.writer.lost().items()}
-        return {**self.notices.dropped(), **self.otel.dropped(), **file_losses}
+        otel: OtelSide | None = getattr(self, "otel", None)  # None where the start failed before it
+        return {**self.notices.dropped(), **({} if otel is None else otel.dropped()), **file_losses}
 
-    def connect_state(self, *, began_unix_nano: int) -> None:
+    def _connect_state(self, *, began_unix_nano: int) -> None:
         """Let the exported metrics be read from this session."""
         state = self.state
         state.status = RunStatus.RUNNING
@@ -282,6 +300,9 @@ class Session:
     def _beaten(self, time_unix_nano: int) -> None:
         self.state.heartbeat_time_unix_nano = time_unix_nano
         self.clock_watch.look()
+        if self.consumer is not None:
+            counts = self.counts()
+            self.consumer.submit(lambda storage: self.store.set_counts(storage, self.attempt, counts))
 
     # What the process's hooks ask of a run, see lifecycle.OpenRun.
 
@@ -320,8 +341,7 @@ class Session:
         self.ending = Finish(self, forked=True, status=self.ending.status)
         if self.is_finished():
             return
-        if hasattr(self.writer, "abandon"):
-            self.writer.abandon()
+        self.writer.abandon()
         self.notices.after_fork()
         self.store.after_fork_in_child()
         self.heartbeat = None
@@ -334,7 +354,13 @@ class Session:
         self.clock_watch = ClockWatch(self.writer, self.clock, self.start)
         self.metrics = MetricRecorder(self.writer, self.clock, self.notices, self.spec.run_id, is_consumed=False)
         self.steps = StepRecorder(
-            self.writer, self.clock, self.notices, self.spec.run_id, self.state, keep_durations=False
+            self.writer,
+            self.clock,
+            self.notices,
+            self.spec.run_id,
+            self.state,
+            keep_durations=False,
+            captures=None,
         )
         self.otel.after_fork_in_child()
         self.journal = Journal(self)

@@ -9,15 +9,14 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import Status, StatusCode, format_span_id, format_trace_id
 
-from runspan._plain import plain_value
+from runspan._plain import plain_value, text_of
 from runspan._run.failures import describe_error, format_traceback
 from runspan._run.values import is_array
-from runspan.telemetry.processor import FileParent, file_attributes, file_parent
+from runspan.telemetry.processor import FileParent, file_attributes
 from runspan.tracefile.events import OtelContext, SpanEnd, SpanEvent, SpanStart, SpanStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
 
     from opentelemetry.sdk.trace import Span as SdkSpan
     from opentelemetry.util import types
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from runspan.telemetry.processor import RunTraceProcessor, TraceStart
     from runspan.tracefile.writer import TraceWriter
 
-__all__ = ["FileSpan", "FileSpanScope", "RecordedSpan", "SpanScope", "Spans", "make_current", "restore"]
+__all__ = ["FileSpan", "RecordedSpan", "Spans"]
 
 _PLAIN_TYPES = frozenset({str, int, float, bool})
 
@@ -107,11 +106,13 @@ class RecordedSpan(trace.Span):
             end_time = self._began_unix_nano + spans.clock.monotonic_ns() - self._began_monotonic_ns
         # The SDK holds locks of its own; marked by hand, since a context manager in Python would cost too much here.
         writer, thread_id = spans.writer, threading.get_ident()
+        is_outermost = thread_id not in writer.threads_inside
         writer.threads_inside.add(thread_id)
         try:
             span.end(end_time)
         finally:
-            writer.threads_inside.discard(thread_id)
+            if is_outermost:
+                writer.threads_inside.discard(thread_id)
         if writer.deferred is not None:
             writer.run_deferred()
 
@@ -219,7 +220,7 @@ class Spans:
         """Return a context whose span is of this run: the current one, else one with the rank span."""
         if current is None:
             current = otel_context.get_current()
-        if trace.get_current_span(current).get_span_context().trace_id == self.rank_context.trace_id:
+        if self.processor.has_trace(trace.get_current_span(current).get_span_context().trace_id):
             return current
         return self._rank_otel_context
 
@@ -231,12 +232,26 @@ class Spans:
         context: otel_context.Context | None = None,
         links: list[trace.Link] | None = None,
         start_time: int | None = None,
+        origin: TraceStart | None = None,
     ) -> RecordedSpan:
-        """Start an OpenTelemetry span, without making it current."""
+        """Start an OpenTelemetry span, without making it current.
+
+        Args:
+            name: its name.
+            attributes: of any Python values.
+            context: its parent's; None: the current span if it is of this run, else ``rank``.
+            links: its links.
+            start_time: unix ns; None: now.
+            origin: what the start counts from on the monotonic clock; None: the wall clock says.
+        """
         clock = self.clock
-        began_unix_nano, began_monotonic_ns = clock.time_ns(), clock.monotonic_ns()
+        began_monotonic_ns = clock.monotonic_ns()
+        if origin is None:
+            began_unix_nano = clock.time_ns()
+        else:
+            began_unix_nano = origin.time_unix_nano + began_monotonic_ns - origin.monotonic_ns
         span = self.tracer.start_span(
-            name if type(name) is str else str(name),
+            name if type(name) is str else text_of(name),
             self.parent() if context is None else context,
             attributes=self.clean(attributes),
             links=links,
@@ -252,7 +267,7 @@ class Spans:
             "exception",
             {
                 "exception.type": type(error).__qualname__,
-                "exception.message": self._redactor.redact_text(str(error)),
+                "exception.message": self._redactor.redact_text(text_of(error)),
                 "exception.stacktrace": format_traceback(error, self._redactor),
             },
         )
@@ -271,7 +286,7 @@ class Spans:
             SpanStart(
                 id=span_id,
                 parent_id=self.processor.parent_in_file(otel_parent),
-                name=str(name),
+                name=text_of(name),
                 start_ns=now - self.start.monotonic_ns,
                 time_unix_nano=self.clock.time_ns(),
                 span_kind="function",
@@ -308,103 +323,3 @@ class Spans:
         """Go on in a child process's file."""
         self.writer, self.start = writer, start
         self._open_in_file = {}
-
-
-def make_current(span: trace.Span, previous: otel_context.Context) -> otel_context.Context:
-    """Make a span the current one; return the context that is then current, for :func:`restore`."""
-    entered = trace.set_span_in_context(span, previous)
-    otel_context.attach(entered)
-    return entered
-
-
-def restore(entered: otel_context.Context, previous: otel_context.Context) -> None:
-    """Put back what was current before, unless something else is current now.
-
-    ``context.detach`` logs an error when a generator is closed in another context than it was started in; setting the
-    earlier context again does the same work without.
-    """
-    if otel_context.get_current() is entered:
-        otel_context.attach(previous)
-
-
-class SpanScope:
-    """A span as a context manager: current while it is entered.
-
-    Entering returns the span, whose attributes may be any Python values.
-
-    Args:
-        spans: where it is started.
-        name: its name.
-        attributes: its first attributes.
-        on_start: called with the started span.
-    """
-
-    __slots__ = ("_attributes", "_entered", "_name", "_on_start", "_previous", "_span", "_spans")
-
-    def __init__(
-        self,
-        spans: Spans,
-        name: str,
-        attributes: Mapping[str, Any],
-        on_start: Callable[[RecordedSpan], None] | None = None,
-    ) -> None:
-        self._spans = spans
-        self._name = name
-        self._attributes = attributes
-        self._on_start = on_start
-
-    def __enter__(self) -> trace.Span:
-        spans = self._spans
-        self._previous = previous = otel_context.get_current()
-        self._span = span = spans.begin(self._name, self._attributes, context=spans.parent(previous))
-        self._entered = make_current(span, previous)
-        if self._on_start is not None:
-            self._on_start(span)
-        return span
-
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        exception_traceback: TracebackType | None,
-    ) -> None:
-        if exception is not None and not isinstance(exception, GeneratorExit):
-            self._spans.fail(self._span, exception)
-        restore(self._entered, self._previous)
-        self._span.end()
-
-
-class FileSpanScope:
-    """A span of the file alone as a context manager: the parent of the file's spans that are started inside.
-
-    Entering returns the span, whose attributes may be any Python values.
-
-    Args:
-        spans: where it is started.
-        name: its name.
-        attributes: its first attributes.
-    """
-
-    __slots__ = ("_attributes", "_name", "_outer", "_span", "_spans")
-
-    def __init__(self, spans: Spans, name: str, attributes: Mapping[str, Any]) -> None:
-        self._spans = spans
-        self._name = name
-        self._attributes = attributes
-
-    def __enter__(self) -> trace.Span:
-        self._span, own = self._spans.begin_in_file(self._name, self._attributes)
-        self._outer = file_parent.get()
-        file_parent.set(own)
-        return self._span
-
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        exception_traceback: TracebackType | None,
-    ) -> None:
-        if exception is not None and not isinstance(exception, GeneratorExit):
-            self._spans.fail(self._span, exception)
-        file_parent.set(self._outer)
-        self._spans.end_in_file(self._span)

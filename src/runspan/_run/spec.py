@@ -9,6 +9,7 @@ from typing import Any
 
 from runspan import ids
 from runspan._env import EnvReader
+from runspan._plain import text_of
 from runspan._run.environment import default_entrypoint, script_stem
 from runspan._run.lifecycle import open_runs
 from runspan._run.params import params_of
@@ -19,9 +20,9 @@ from runspan.errors import ConfigError
 from runspan.redaction import Redactor
 from runspan.tracefile.meta import ExecutionPhase, TimingMode
 
-__all__ = ["RESUME_MODES", "RunSpec", "default_experiment", "resolve_spec"]
+__all__ = ["RunSpec", "checked_params", "checked_tags", "default_experiment", "experiment_id_of", "resolve_spec"]
 
-RESUME_MODES = ("never", "allow", "must")
+_RESUME_MODES = ("never", "allow", "must")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,14 @@ def resolve_spec(
         raise ConfigError(f"config={config!r} cannot be used: it takes a TracingConfig")
     if rank_context is not None and not isinstance(rank_context, RankContext):
         raise ConfigError(f"rank_context={rank_context!r} cannot be used: it takes a RankContext")
-    if resume not in RESUME_MODES:
-        raise ConfigError(f"resume={resume!r} cannot be used: it takes {', '.join(RESUME_MODES)}")
+    if resume not in _RESUME_MODES:
+        raise ConfigError(f"resume={resume!r} cannot be used: it takes {', '.join(_RESUME_MODES)}")
+    if not isinstance(experiment_id, str) or not experiment_id:
+        raise ConfigError(
+            f"experiment_id={experiment_id!r} cannot be used: it takes an id as create_experiment returns"
+        )
+    if device is None:
+        raise ConfigError("device=None cannot be used: it takes a non-empty string")
     for argument, value in (
         ("name", name),
         ("group", group),
@@ -158,7 +165,7 @@ def checked_tags(tags: Any, redactor: Redactor) -> dict[str, str]:
     """
     if not isinstance(tags, Mapping):
         raise ConfigError(f"tags={describe(tags)} cannot be used: they take a mapping of strings")
-    return redactor.redact_mapping({str(key): str(value) for key, value in tags.items()})
+    return redactor.redact_mapping({text_of(key): text_of(value) for key, value in tags.items()})
 
 
 def _run_id(given: str | None, context: RankContext, *, is_child: bool) -> str:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from runspan._run.values import InvalidValueError, metric_step
+from runspan._run.values import STEP_MAX, InvalidValueError, metric_step
 from runspan.errors import ConfigError, InvalidStateError
+from runspan.semconv import SpanName
 from runspan.tracefile.events import Step, encode, encode_plain, jsonable
 from runspan.tracefile.writer import ClosedWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
+    from opentelemetry import trace
+    from opentelemetry.trace import SpanContext
+
     from runspan._clock import Clock
+    from runspan._run.captures import Capture, StepCaptures
     from runspan._run.notices import Notices
     from runspan.telemetry.instruments import RunMetrics
     from runspan.tracefile.writer import TraceWriter
 
-__all__ = ["PhaseScope", "StepRecorder", "StepScope"]
+__all__ = ["CapturedPhaseScope", "PhaseScope", "StepRecorder", "StepScope"]
 
 T = TypeVar("T")
 
@@ -39,23 +46,39 @@ class StepScope:
         tokens: how many tokens it processed.
     """
 
-    __slots__ = ("_began_ns", "_outer", "_recorder", "data_ns", "phases", "samples", "step", "tokens", "total")
+    __slots__ = (
+        "_began_ns",
+        "_outer",
+        "_recorder",
+        "capture",
+        "data_ns",
+        "phases",
+        "samples",
+        "step",
+        "tokens",
+        "total",
+    )
 
     def __init__(self, recorder: StepRecorder, step: int, samples: int, tokens: int) -> None:
         self._recorder = recorder
         self.step = step
         self.samples = samples
         self.tokens = tokens
-        self.phases: dict[str, int] | None = None
+        #: Name, beginning and duration of each phase that is over, ns.
+        self.phases: list[tuple[str, int, int]] = []
+        #: The trace and file of its own that a captured step has.
+        self.capture: Capture | None = None
         self.data_ns: int | None = None
         self.total: int | None = None
-        self._began_ns = 0
+        self._began_ns = -1
         self._outer: StepScope | None = None
 
     def __enter__(self) -> StepScope:  # noqa: PYI034 - the class is final in fact
         self._outer = _active_step.get()
         _active_step.set(self)
-        if not self._began_ns:
+        if self.capture is not None:
+            self.capture.enter()
+        if self._began_ns < 0:
             self._began_ns = self._recorder.monotonic_ns()
         return self
 
@@ -68,12 +91,20 @@ class StepScope:
         recorder = self._recorder
         duration_ns = recorder.monotonic_ns() - self._began_ns
         _active_step.set(self._outer)
-        recorder.record(self, duration_ns)
+        recorder.record(self, self._began_ns, duration_ns, None if exception_type is GeneratorExit else exception)
+
+    def begin_captured(self, capture: Capture | None) -> None:
+        """Let the step be a captured one, from the capture's start on; None: it is not."""
+        if capture is not None:
+            self.capture = capture
+            self._began_ns = capture.start.monotonic_ns
 
     def start_at(self, monotonic_ns: int, data_ns: int) -> None:
         """Let the step begin earlier than it is entered: when the wait for its data began."""
         self._began_ns = monotonic_ns
         self.data_ns = data_ns
+        if self.capture is not None:
+            self.capture.add_phase(SpanName.DATA, monotonic_ns, data_ns)
 
 
 class PhaseScope:
@@ -94,15 +125,37 @@ class PhaseScope:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        step, name = self._step, self._name
-        duration_ns = step._recorder.monotonic_ns() - self._began_ns  # noqa: SLF001 - as above
-        phases = step.phases
-        if phases is None:
-            step.phases = {name: duration_ns}
-        elif name in phases:
-            phases[name] += duration_ns
-        else:
-            phases[name] = duration_ns
+        step, began_ns = self._step, self._began_ns
+        step.phases.append((self._name, began_ns, step._recorder.monotonic_ns() - began_ns))  # noqa: SLF001 - as above
+
+
+class CapturedPhaseScope(PhaseScope):
+    """A phase inside a captured step: a span too.
+
+    Args:
+        step: the step.
+        name: the phase's name.
+        span: the span's scope.
+    """
+
+    __slots__ = ("_span",)
+
+    def __init__(self, step: StepScope, name: str, span: AbstractContextManager[trace.Span]) -> None:
+        super().__init__(step, name)
+        self._span = span
+
+    def __enter__(self) -> None:
+        self._span.__enter__()
+        super().__enter__()
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(exception_type, exception, traceback)
+        self._span.__exit__(exception_type, exception, traceback)
 
 
 class StepRecorder:
@@ -115,6 +168,7 @@ class StepRecorder:
         run_id: named in errors.
         metrics: where totals go.
         keep_durations: whether somebody takes the durations out of ``metrics`` again.
+        captures: says which steps are captured; None: none is.
     """
 
     def __init__(
@@ -126,6 +180,7 @@ class StepRecorder:
         metrics: RunMetrics,
         *,
         keep_durations: bool,
+        captures: StepCaptures | None,
     ) -> None:
         self._writer = writer
         self.monotonic_ns = clock.monotonic_ns
@@ -134,7 +189,9 @@ class StepRecorder:
         self._run_id = run_id
         self._metrics = metrics
         self._keep_durations = keep_durations
-        self._next_step = 0
+        self._captures = captures
+        #: Numbers the steps; taking the next one is atomic.
+        self._numbers = count()
 
     def close(self) -> None:
         """Refuse what comes from now on."""
@@ -145,27 +202,51 @@ class StepRecorder:
         step = _active_step.get()
         return step if step is not None and step._recorder is self else None  # noqa: SLF001 - as above
 
-    def begin(self, number: Any, samples: Any, tokens: Any) -> StepScope:
-        """Return the next step, or the one with this number; a number that is none is told of and replaced."""
-        step = self._next_step if number is None else self._checked("step", number, self._next_step)
-        self._next_step = step + 1
-        if type(samples) is not int or samples < 0:
-            samples = self._checked("samples", samples, 0)
-        if type(tokens) is not int or tokens < 0:
-            tokens = self._checked("tokens", tokens, 0)
-        return StepScope(self, step, samples, tokens)
+    def begin(self, number: Any, samples: Any, tokens: Any, began_ns: int | None = None) -> StepScope:
+        """Return the next step, or the one with this number; a number that is none is told of and replaced.
 
-    def record(self, scope: StepScope, duration_ns: int) -> None:
-        """Write the line of a step that ended, and count it."""
+        Args:
+            number: the step's number, None for the next one.
+            samples: how many samples it processes.
+            tokens: how many tokens it processes.
+            began_ns: when it began, monotonic; None: it begins when it is entered.
+        """
+        step = next(self._numbers) if number is None else self._explicit(number)
+        if type(samples) is not int or not 0 <= samples <= STEP_MAX:
+            samples = self._checked("samples", samples, 0)
+        if type(tokens) is not int or not 0 <= tokens <= STEP_MAX:
+            tokens = self._checked("tokens", tokens, 0)
+        scope = StepScope(self, step, samples, tokens)
+        captures = self._captures
+        if captures is not None and step >= captures.next_step:
+            scope.begin_captured(captures.scheduled(step, self.monotonic_ns() if began_ns is None else began_ns))
+        return scope
+
+    def record(self, scope: StepScope, began_ns: int, duration_ns: int, error: BaseException | None) -> None:
+        """Write the line of a step that ended, count it, and end or make its capture.
+
+        Args:
+            scope: the step.
+            began_ns: when it began, monotonic.
+            duration_ns: how long it took.
+            error: the exception that left it.
+        """
+        captured = None if self._captures is None else self._capture(scope, began_ns, duration_ns, error)
+        phases: dict[str, int] = {}
+        for name, _, phase_ns in scope.phases:
+            phases[name] = phases[name] + phase_ns if name in phases else phase_ns
         time_unix_nano = self._time_ns()
         samples, tokens = scope.samples, scope.tokens
-        if type(samples) is not int or type(tokens) is not int:  # set by the caller while the step ran
-            samples, tokens = self._checked("samples", samples, 0), self._checked("tokens", tokens, 0)
+        # The caller may have set them while the step ran.
+        if type(samples) is not int or not 0 <= samples <= STEP_MAX:
+            samples = self._checked("samples", samples, 0)
+        if type(tokens) is not int or not 0 <= tokens <= STEP_MAX:
+            tokens = self._checked("tokens", tokens, 0)
         event = Step(
             step=scope.step,
             duration_ns=duration_ns,
             data_ns=scope.data_ns,
-            phases=scope.phases,
+            phases=phases or None,
             samples=samples or None,
             tokens=tokens or None,
             total=scope.total,
@@ -174,8 +255,8 @@ class StepRecorder:
         try:
             line = encode_plain(event)
         except (UnicodeEncodeError, TypeError):  # a phase's name with a lone surrogate, or one that is no string
-            phases = {str(jsonable(name)): duration for name, duration in (scope.phases or {}).items()}
-            line = encode(msgspec.structs.replace(event, phases=phases))
+            named = {str(jsonable(name)): phase_ns for name, phase_ns in phases.items()}
+            line = encode(msgspec.structs.replace(event, phases=named))
         writer, metrics = self._writer, self._metrics
         with writer.lock:
             if writer.append(line):
@@ -185,26 +266,55 @@ class StepRecorder:
                 metrics.last_step = scope.step
                 metrics.last_step_time_unix_nano = time_unix_nano
                 if self._keep_durations:
-                    self._keep(scope, duration_ns)
+                    self._keep(scope, phases, duration_ns, captured)
         if writer.deferred is not None:
             writer.run_deferred()
+
+    def _explicit(self, number: Any) -> int:
+        """Return a step number that the caller gave, and go on behind it; one that is none is replaced."""
+        try:
+            step = metric_step(number)
+        except InvalidValueError as error:
+            step = next(self._numbers)
+            self._notices.refuse("step", "invalid_value", "step", ConfigError(f"step: {error}; {step} is used"))
+            return step
+        self._numbers = count(step + 1)
+        return step
 
     def _refuse_late(self) -> None:
         error = InvalidStateError(f"cannot log to finished run {self._run_id}")
         self._notices.refuse("step", "after_finish", "late", error)
 
-    def _keep(self, scope: StepScope, duration_ns: int) -> None:
+    def _capture(
+        self, scope: StepScope, began_ns: int, duration_ns: int, error: BaseException | None
+    ) -> SpanContext | None:
+        """End the step's capture, or make one if it was slow or failed; return the context of its ``step`` span."""
+        captures, capture = self._captures, scope.capture
+        if captures is None:
+            return None
+        if capture is not None:
+            capture.leave()
+            capture.close(duration_ns, error)
+            captures.note(duration_ns)
+            return capture.context
+        captured = None
+        if duration_ns > captures.slow_above_ns or error is not None:
+            captured = captures.afterwards(scope.step, began_ns, duration_ns, scope.phases, error)
+        captures.note(duration_ns)
+        return captured
+
+    def _keep(self, scope: StepScope, phases: dict[str, int], duration_ns: int, captured: SpanContext | None) -> None:
         keep = self._metrics.durations.append
-        keep((None, duration_ns, None))
-        for name, phase_ns in (scope.phases or {}).items():
-            keep((name, phase_ns, None))
+        keep((None, duration_ns, captured))
+        for name, phase_ns in phases.items():
+            keep((name, phase_ns, captured))
         if scope.data_ns is not None:
-            keep(("data", scope.data_ns, None))
+            keep((SpanName.DATA, scope.data_ns, captured))
 
     def each(self, iterable: Iterable[Any], total: int | None, advance: Any) -> Iterator[Any]:
         """Yield the items of an iterable, one step an item, the wait for each timed."""
         items = iter(iterable)
-        if total is not None and type(total) is not int:
+        if total is not None and (type(total) is not int or not 0 <= total <= STEP_MAX):
             total = self._checked("total", total, None)
         while True:
             began_ns = self.monotonic_ns()
@@ -212,8 +322,9 @@ class StepRecorder:
                 item = next(items)
             except StopIteration:
                 return
-            scope = self.begin(None, 0, 0)
-            scope.start_at(began_ns, self.monotonic_ns() - began_ns)
+            data_ns = self.monotonic_ns() - began_ns
+            scope = self.begin(None, 0, 0, began_ns)
+            scope.start_at(began_ns, data_ns)
             scope.total = total
             with scope:
                 yield item

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from runspan._env import EnvReader
-from runspan.errors import ExperimentNotFoundError, InvalidStateError
+from runspan._env import EnvReader, means_none
+from runspan.errors import ConfigError, ExperimentNotFoundError, InvalidStateError, TraceFormatError
+from runspan.importer import import_run_directory
 from runspan.storage import open_storage
+from runspan.tracefile.reader import peek
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from runspan._run.notices import Notices
+    from runspan._run.place import Place
     from runspan._run.spec import RunSpec
     from runspan.records import MetricSummary, RunStatus
     from runspan.storage.base import ArtifactRecord, ExperimentStorage
@@ -21,7 +25,6 @@ __all__ = ["StorageLink"]
 
 #: From more ranks than this on, rank 0 alone writes to SQLite.
 _MAX_SQLITE_WRITERS = 16
-_NO_STORAGE = frozenset({"none", "off"})
 
 
 class StorageLink:
@@ -49,8 +52,14 @@ class StorageLink:
         """Open the default storage where none is given, and decide whether this rank writes to it.
 
         Raises:
+            ConfigError: ``storage`` is no storage, or ``RUNSPAN_STORAGE`` cannot be used.
             StorageError: it cannot be opened, and the run is strict.
         """
+        if storage is not None and not callable(getattr(storage, "create_run", None)):
+            raise ConfigError(
+                f"storage of type {type(storage).__name__} cannot be used: it takes an ExperimentStorage, such as"
+                " open_storage(url) returns"
+            )
         if spec.parent is not None:
             return cls(spec, None, notices, owned=False)
         owned = storage is None and open_default
@@ -65,11 +74,13 @@ class StorageLink:
     @staticmethod
     def _open_default(spec: RunSpec, notices: Notices) -> ExperimentStorage | None:
         url = EnvReader(os.environ).text("RUNSPAN_STORAGE")
-        if url is not None and url.lower() in _NO_STORAGE:
+        if url is not None and means_none(url):
             return None
         try:
             return open_storage(url)
         except Exception as error:
+            if url is not None and isinstance(error, ConfigError):
+                raise ConfigError(f"RUNSPAN_STORAGE cannot be used: {error}") from error
             if spec.config.strict:
                 raise
             notices.warn_once("storage", _unusable(error))
@@ -111,6 +122,25 @@ class StorageLink:
                 raise
             self._notices.warn_once("storage", _unusable(error))
             self.storage = None
+
+    def catch_up(self, storage: ExperimentStorage, place: Place, attempt: int) -> None:
+        """Import what earlier attempts of this rank wrote and could not store: those that were killed."""
+        directory, rank = place.directory, self._spec.context.rank
+        if directory is None:
+            return
+        killed = {
+            name.attempt
+            for name, file in directory.trace_files()
+            if name.rank == rank and name.child is None and name.attempt < attempt and _was_cut_off(file)
+        }
+        if killed:
+            import_run_directory(
+                directory.path, storage, select=lambda name: name.rank == rank and name.attempt in killed
+            )
+
+    def set_counts(self, storage: ExperimentStorage, attempt: int, counts: Mapping[str, float]) -> None:
+        """Write this attempt's totals so far."""
+        storage.set_counts(self._spec.run_id, counts, self._spec.context.rank, attempt)
 
     def complete(
         self,
@@ -156,6 +186,14 @@ def _takes_every_rank(storage: ExperimentStorage, world_size: int) -> bool:
     if not getattr(storage, "is_single_file", False):
         return True
     return world_size <= _MAX_SQLITE_WRITERS and not getattr(storage, "on_network_file_system", False)
+
+
+def _was_cut_off(file: Path) -> bool:
+    """Whether a trace has no end; one that cannot be read has nothing to import either."""
+    try:
+        return peek(file).terminal is None
+    except (OSError, TraceFormatError):
+        return False
 
 
 def _unusable(error: Exception) -> str:

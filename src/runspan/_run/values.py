@@ -8,15 +8,18 @@ from typing import Any
 from runspan._plain import INT_MAX, INT_MIN, single_item
 
 __all__ = [
+    "STEP_MAX",
     "InvalidValueError",
     "counter_amount",
+    "describe",
     "is_array",
     "metric_key",
     "metric_step",
     "metric_value",
 ]
 
-_STEP_MAX = 2**63 - 1
+#: Steps, samples and tokens above this do not fit into a database.
+STEP_MAX = 2**63 - 1
 
 
 class InvalidValueError(ValueError):
@@ -66,7 +69,7 @@ def metric_step(step: Any) -> int:
     if type(item) is not bool:
         if isinstance(item, float) and item.is_integer():
             item = int(item)
-        if isinstance(item, int) and 0 <= item <= _STEP_MAX:
+        if isinstance(item, int) and 0 <= item <= STEP_MAX:
             return int(item)
     raise InvalidValueError(f"{describe(step)} is no step: use a non-negative integer")
 
@@ -88,7 +91,7 @@ def _fitting_int(value: int) -> int | float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def describe(value: Any) -> str:
@@ -103,4 +106,7 @@ def describe(value: Any) -> str:
 
 def is_array(value: Any) -> bool:
     """Whether a value is another library's array of more than one element."""
-    return callable(getattr(value, "tolist", None)) and single_item(value) is None
+    try:
+        return callable(getattr(value, "tolist", None)) and single_item(value) is None
+    except Exception:  # noqa: BLE001 - a foreign object's attributes may raise anything
+        return False

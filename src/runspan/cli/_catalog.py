@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,6 +13,7 @@ from runspan.cli._ranks import RankState, RunFiles, read_run_files
 from runspan.errors import ConfigError, RunNotFoundError
 from runspan.records import RunInfo, RunStatus
 from runspan.tracefile.layout import RunDirectory
+from runspan.tracefile.reader import peek
 
 if TYPE_CHECKING:
     from runspan._clock import Clock
@@ -63,6 +64,33 @@ class CatalogRun(msgspec.Struct, frozen=True, kw_only=True):
         """When it ended, else when it was last seen, else when it started."""
         return self.info.end_time or self.last_seen_unix_nano or self.info.start_time
 
+    def took_ns(self, now_unix_nano: int) -> int | None:
+        """Return how long it ran, or has been running; None where a time is not known."""
+        ended = self.info.end_time or (now_unix_nano if self.is_running else self.last_seen_unix_nano)
+        if self.info.start_time is None or ended is None:
+            return None
+        return max(0, ended - self.info.start_time)
+
+    def document(self) -> dict[str, Any]:
+        """Return what commands print of every run with ``--json``."""
+        info = self.info
+        return {
+            "run_id": self.run_id,
+            "experiment": self.experiment,
+            "experiment_id": info.experiment_id,
+            "name": info.name,
+            "group": info.group,
+            "status": self.status,
+            "reason": info.reason,
+            "start_time_unix_nano": info.start_time,
+            "end_time_unix_nano": info.end_time,
+            "last_seen_unix_nano": self.last_seen_unix_nano,
+            "world_size": info.world_size,
+            "attempts": info.attempts,
+            "directory": None if self.directory is None else str(self.directory),
+            "in_storage": self.in_storage,
+        }
+
 
 class Catalog:
     """The runs of a workspace.
@@ -99,6 +127,7 @@ class Catalog:
             RunNotFoundError: there is none; the message names the newest ones.
             ConfigError: several ids begin like that; the message names them.
             StorageError: the storage cannot be read.
+            TraceFormatError: it is a run directory of which no trace can be read.
         """
         run = self._by_id(reference) or self._by_path(reference)
         if run is not None:
@@ -111,6 +140,7 @@ class Catalog:
             return matches[0]
         if matches:
             raise ConfigError(f"{reference!r} is the beginning of {len(matches)} runs: {_named(matches)}")
+        self._refuse_unreadable(reference)
         where = f"storage or {self._workspace.trace_dir}"
         if not runs:
             raise RunNotFoundError(f"no run {reference!r}: there are no runs in {where}; see --dir and --storage")
@@ -142,6 +172,14 @@ class Catalog:
             except RunNotFoundError:
                 pass
         return _of_files(files)
+
+    def _refuse_unreadable(self, reference: str) -> None:
+        """Raise what is wrong with the traces of a run directory that a user means, if that is what it is."""
+        if not reference:
+            return
+        for folder in (RunDirectory.of_run(self._workspace.trace_dir, reference).path, Path(reference).expanduser()):
+            for _, path in RunDirectory(folder).trace_files():
+                peek(path, clock=self._clock)
 
     def _folders(self) -> list[Path]:
         try:

@@ -23,7 +23,7 @@ from runspan.config import TracingConfig, endpoints
 from runspan.distributed import RankContext, resolve_run_id
 from runspan.errors import ConfigError, RunspanError
 from runspan.redaction import Redactor
-from runspan.storage._filesystem import network_file_system
+from runspan.storage.inspection import network_file_system, read_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -136,7 +136,7 @@ def _storage(workspace: Workspace) -> Iterator[Check]:
         if database is not None and not database.exists():
             yield Check("storage", CheckState.OK, f"{description}, will be created")
         else:
-            yield Check("storage", CheckState.OK, f"{description}, {_schema_found(workspace)}")
+            yield Check("storage", CheckState.OK, f"{description}, {_schema_found(workspace.storage_url)}")
         kind = None if database is None else network_file_system(database)
     except RunspanError as error:
         yield Check("storage", CheckState.PROBLEM, Redactor().redact_text(str(error)))
@@ -146,27 +146,17 @@ def _storage(workspace: Workspace) -> Iterator[Check]:
         yield Check("storage", CheckState.NOTE, f"SQLite on {kind}, a network file system", advice)
 
 
-def _schema_found(workspace: Workspace) -> str:
+def _schema_found(url: str) -> str:
     """Say what the database holds, without changing it.
 
     Raises:
         StorageError: it cannot be opened, or a newer runspan made it.
     """
-    from runspan.storage import _schema  # noqa: PLC0415 - loads SQLAlchemy
-    from runspan.storage._database import Database, parse_url  # noqa: PLC0415
-
-    database = Database(parse_url(workspace.storage_url or ""))
-    try:
-        version = database.read(_schema.stored_version)
-        if version is not None and database.read(_schema.is_current):
-            return f"reachable, schema {version}"
-    finally:
-        database.close()
-    return (
-        "reachable, empty: the first run creates its tables"
-        if version is None
-        else (f"reachable, schema {version}: the next run brings it up to date")
-    )
+    state = read_schema(url)
+    if state.version is None:
+        return "reachable, empty: the first run creates its tables"
+    suffix = "" if state.is_current else ": the next run brings it up to date"
+    return f"reachable, schema {state.version}{suffix}"
 
 
 def _otlp(environ: Mapping[str, str]) -> Iterator[Check]:
@@ -237,7 +227,8 @@ def _clock(trace_dir: Path) -> Check:
             "clock", CheckState.PROBLEM, found, "synchronise the clocks (NTP): spans of several hosts will not line up"
         )
     found = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime())
-    return Check("clock", CheckState.OK, f"{found}, resolution {time.get_clock_info('perf_counter').resolution:g} s")
+    resolution_ns = round(time.get_clock_info("perf_counter").resolution * 1e9)
+    return Check("clock", CheckState.OK, f"{found}, resolution {resolution_ns:,} ns")
 
 
 def _file_clock_skew_s(folder: Path) -> float | None:

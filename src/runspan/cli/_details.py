@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runspan.records import RunInfo
     from runspan.storage.base import ExperimentStorage
 
-__all__ = ["OpenedRun", "RankReport", "opened_run", "rank_reports", "redacted"]
+__all__ = ["OpenedRun", "RankReport", "opened_run", "rank_reports"]
 
 
 class OpenedRun(msgspec.Struct, frozen=True):
@@ -32,18 +32,15 @@ class OpenedRun(msgspec.Struct, frozen=True):
 
     Attributes:
         run: the run.
+        info: what the storage knows of it, with no secrets in parameters and tags.
         storage: has the run; a temporary one, filled from the run directory, where the real one does not.
         warnings: what could not be read on the way.
     """
 
     run: CatalogRun
+    info: RunInfo
     storage: ExperimentStorage
     warnings: tuple[str, ...] = ()
-
-    @property
-    def info(self) -> RunInfo:
-        """What the storage knows of the run, with no secrets in parameters and tags."""
-        return redacted(self.storage.get_run(self.run.run_id))
 
 
 class RankReport(msgspec.Struct, frozen=True):
@@ -65,12 +62,12 @@ def opened_run(workspace: Workspace, reference: str) -> Iterator[OpenedRun]:
     with workspace.reading() as storage:
         run = Catalog(workspace, storage).find(reference)
         if storage is not None and run.in_storage:
-            yield OpenedRun(run, storage)
+            yield OpenedRun(run, _redacted(run.info), storage)
             return
     if run.directory is None:
         raise TraceFormatError(f"run {run.run_id!r} is neither in storage nor on this machine")
     with _filled_from(run.directory) as (filled, warnings):
-        yield OpenedRun(run, filled, warnings)
+        yield OpenedRun(run, _redacted(filled.get_run(run.run_id)), filled, warnings)
 
 
 @contextmanager
@@ -87,7 +84,7 @@ def _filled_from(directory: Path) -> Iterator[tuple[ExperimentStorage, tuple[str
             storage.close()
 
 
-def redacted(info: RunInfo) -> RunInfo:
+def _redacted(info: RunInfo) -> RunInfo:
     """Return the record with ``***`` for secrets: another program may have written it, or an older configuration."""
     redactor = Redactor()
     return msgspec.structs.replace(

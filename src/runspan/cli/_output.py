@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+import shutil
 import sys
 import unicodedata
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from runspan._plain import float_name
 from runspan.tracefile.events import jsonable
 
 if TYPE_CHECKING:
@@ -25,6 +29,8 @@ __all__ = [
     "Column",
     "bar_means",
     "clean",
+    "command_line",
+    "counted",
     "format_age",
     "format_bytes",
     "format_duration",
@@ -47,6 +53,7 @@ STATUS_STYLES = {
     "cancelled": "yellow",
     "interrupted": "magenta",
 }
+_PROGRAM = "runspan"
 _BARS = "▁▂▃▄▅▆▇█"
 _NO_BAR = "·"
 _GAP = "  "
@@ -98,6 +105,25 @@ def note(text: str) -> None:
     sys.stderr.write(f"runspan: {clean(text)}\n")
 
 
+def command_line(*arguments: str) -> str:
+    """Return a command of this program that can be pasted into a shell.
+
+    The program is called by its name where the shell finds it by that, else by the path that it was called by.
+    """
+    called = Path(sys.argv[0])
+    program = _PROGRAM
+    if called.name == _PROGRAM:
+        found = shutil.which(_PROGRAM)
+        if found is None or not called.exists() or not called.samefile(found):
+            program = str(called)
+    return shlex.join([program, *arguments])
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things: ``1 run``, ``2 runs``, ``2 processes``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document that a strict parser takes; a non-finite float is its name, as in a trace file."""
     text = json.dumps(plain(msgspec.to_builtins(document)), indent=2, ensure_ascii=False, allow_nan=False)
@@ -113,7 +139,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return float_name(value)
     return jsonable(value)
 
 

@@ -10,14 +10,13 @@ import msgspec
 
 from runspan import ids
 from runspan.errors import TraceFormatError
-from runspan.records import RunStatus
 from runspan.tracefile.layout import RunDirectory, TraceName
 from runspan.tracefile.reader import TraceStatus, peek
 from runspan.tracefile.steptimes import StepTimes, read_step_times
 
 if TYPE_CHECKING:
     from runspan._clock import Clock
-    from runspan.tracefile.events import Meta, Terminal
+    from runspan.tracefile.events import Meta
     from runspan.tracefile.reader import TracePeek
 
 __all__ = ["RankState", "RunFiles", "read_run_files"]
@@ -95,14 +94,13 @@ def read_run_files(folder: Path, clock: Clock) -> RunFiles | None:
     if not metas:
         return None
     first = metas[0]
-    experiment = str(first.resource.get("runspan.experiment.name") or first.entrypoint.partition(":")[0])
     return RunFiles(
         directory=folder,
         run_id=first.run_id,
-        experiment_id=first.experiment_id or ids.experiment_id(experiment),
-        experiment=experiment,
-        name=first.resource.get("runspan.run.name"),
-        group=first.resource.get("runspan.run.group"),
+        experiment_id=first.experiment_id or ids.experiment_id(first.experiment_name),
+        experiment=first.experiment_name,
+        name=first.run_name,
+        group=first.run_group,
         world_size=max(meta.process.world_size for meta in metas),
         start_unix_nano=min(meta.time_unix_nano for meta in metas),
         last_seen_unix_nano=max(
@@ -122,7 +120,7 @@ def _rank_state(
     folder, parts = files[0][1].parent, [name for name, _ in files]
     if newest is None:  # the process ended before it wrote its first line
         return RankState(rank, attempts, str(TraceStatus.INTERRUPTED), None, None, None, folder, parts)
-    status = str(newest.state.status) if newest.terminal is None else str(_final_status(newest.terminal))
+    status = str(newest.state.status) if newest.terminal is None else str(newest.terminal.final_status)
     return RankState(
         rank,
         attempts,
@@ -133,11 +131,3 @@ def _rank_state(
         folder,
         parts,
     )
-
-
-def _final_status(terminal: Terminal) -> RunStatus:
-    try:
-        status = RunStatus(terminal.status.lower())
-    except ValueError:
-        return RunStatus.FAILED
-    return status if status.is_final else RunStatus.FAILED

@@ -33,12 +33,14 @@ def remove_run(run: CatalogRun, storage: ExperimentStorage | None) -> None:
 def _remove_directory(directory: Path) -> None:
     if directory.is_symlink():
         raise ConfigError(f"{directory} is a symbolic link: remove the link and what it points to yourself")
-    if not RunDirectory(directory).trace_files() and any(directory.iterdir()):
-        raise ConfigError(f"{directory} holds no trace file and is left alone: look at it and remove it yourself")
     try:
-        shutil.rmtree(directory)
+        is_foreign = not RunDirectory(directory).trace_files() and any(directory.iterdir())
+        if not is_foreign:
+            shutil.rmtree(directory)
     except OSError as error:
         raise ConfigError(f"{directory} cannot be removed ({error.strerror}): check its permissions") from error
+    if is_foreign:
+        raise ConfigError(f"{directory} holds no trace file and is left alone: look at it and remove it yourself")
 
 
 def directory_size(directory: Path | None) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runspan._env import EnvReader
+from runspan._env import EnvReader, means_none
+from runspan._root import default_root, ensure_root
 from runspan.errors import ConfigError
 from runspan.redaction import Redactor
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Workspace"]
 
-_OFF = frozenset({"none", "off"})
 _DATABASE = "experiments.db"
 
 
@@ -51,8 +51,6 @@ class Workspace:
         Raises:
             ConfigError: a path that is no folder, or a variable that cannot be used.
         """
-        from runspan.config import default_root  # noqa: PLC0415 - `runspan --help` needs no configuration
-
         env = EnvReader(os.environ if environ is None else environ)
         if root is None:
             folder = default_root(environ)
@@ -62,10 +60,10 @@ class Workspace:
             if folder.exists() and not folder.is_dir():
                 raise ConfigError(f"--dir {root} is not a folder: give the folder that runspan keeps its data in")
         trace_dir = folder / "runs"
-        if given_trace_dir is not None and given_trace_dir.lower() not in _OFF:
+        if given_trace_dir is not None and not means_none(given_trace_dir):
             trace_dir = Path(given_trace_dir).expanduser().absolute()
         url = storage or env.text("RUNSPAN_STORAGE")
-        if url is not None and url.lower() in _OFF:
+        if url is not None and means_none(url):
             return cls(folder, trace_dir, None, storage_is_default=False)
         return cls(folder, trace_dir, url or str(folder / _DATABASE), storage_is_default=url is None)
 
@@ -78,10 +76,9 @@ class Workspace:
         """
         if self.storage_url is None:
             return None
-        from runspan.storage._database import parse_url  # noqa: PLC0415 - loads SQLAlchemy
+        from runspan.storage.inspection import database_file  # noqa: PLC0415 - loads SQLAlchemy
 
-        url = parse_url(self.storage_url)
-        return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
+        return database_file(self.storage_url)
 
     @property
     def storage_description(self) -> str:
@@ -95,8 +92,8 @@ class Workspace:
         """Open the storage to look at it; None when there is none, and a SQLite file is not created for that.
 
         Raises:
-            ConfigError: the storage URL cannot be used.
-            StorageError: it cannot be opened, or a database that somebody named does not exist.
+            ConfigError: the storage URL cannot be used, or a database that somebody named does not exist.
+            StorageError: it cannot be opened.
         """
         database = self.database_file
         if self.storage_url is None or (database is not None and not self._exists(database)):
@@ -118,8 +115,6 @@ class Workspace:
         if self.storage_url is None:
             raise ConfigError("storage is turned off by RUNSPAN_STORAGE: name one with --storage")
         if self.storage_is_default:
-            from runspan.config import ensure_root  # noqa: PLC0415 - as in resolve
-
             ensure_root(self.root)
         storage = SqlStorage(self.storage_url)
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +12,7 @@ import typer
 from runspan._clock import SystemClock
 from runspan.cli._details import opened_run, rank_reports
 from runspan.cli._options import EXIT_CODES, DirOption, StorageOption
-from runspan.cli._output import format_number, note, open_console, sparkline
+from runspan.cli._output import command_line, counted, format_duration, format_number, note, open_console, sparkline
 from runspan.cli._workspace import Workspace
 from runspan.cli.show import print_ranks
 
@@ -77,9 +79,14 @@ def _demo(
         "RUNSPAN_TRACE_DIR": str(workspace.trace_dir),
         "RUNSPAN_STORAGE": workspace.storage_url or "none",
     }
+    if workspace.storage_url is not None:
+        with workspace.writing():  # what no rank could open is told of before they start
+            pass
+    if sys.stderr.isatty():
+        note(f"starting {counted(ranks, 'process')}")
     result = run_demo(options, environ)
     if result.failure is not None:
-        note(f"the demo failed: {result.failure}; see what was recorded: runspan show {result.run_id}")
+        note(f"the demo failed: {result.failure}; see what was recorded: {_command(workspace, 'show', result.run_id)}")
         raise typer.Exit(_FAILED)
     with opened_run(workspace, result.run_id) as opened:
         _print_report(open_console(), opened, result, workspace)
@@ -89,9 +96,10 @@ def _print_report(console: Console, opened: OpenedRun, result: DemoResult, works
     storage, run_id = opened.storage, result.run_id
     loss = [point.value for point in storage.get_metrics(run_id, _LOSS, rank=0)]
     accuracy = [point.value for point in storage.get_metrics(run_id, _ACCURACY, rank=0)]
-    world_size = opened.info.world_size
+    took_ns = opened.run.took_ns(time.time_ns()) or 0
     console.print(
-        f"Trained over {world_size} process(es) in {result.duration_s:.1f} s: {opened.run.status}", style="bold"
+        f"Trained over {counted(opened.info.world_size, 'process')} in {format_duration(took_ns)}: {opened.run.status}",
+        style="bold",
     )
     console.print(f"  accuracy  {accuracy[-1]:.1%} of the test images  {sparkline(accuracy)}", style="green")
     console.print(f"  loss      {sparkline(loss, _CURVE_WIDTH)}  {format_number(loss[0])} → {format_number(loss[-1])}")
@@ -104,14 +112,14 @@ def _print_report(console: Console, opened: OpenedRun, result: DemoResult, works
     console.print(f"  {workspace.storage_description}", soft_wrap=True)
     console.print()
     console.print("Look further", style="bold")
-    for command in (f"show {run_id}", f"metrics {run_id} {_LOSS} --limit 20", "runs"):
-        console.print(f"  runspan {command}{_place_options(workspace)}", soft_wrap=True)
+    for arguments in (("show", run_id), ("metrics", run_id, _LOSS, "--limit", "20"), ("runs",)):
+        console.print(f"  {_command(workspace, *arguments)}", soft_wrap=True)
 
 
-def _place_options(workspace: Workspace) -> str:
-    """Return the options by which another command finds the run: none where it would look there anyway."""
+def _command(workspace: Workspace, *arguments: str) -> str:
+    """Return a command that looks where the demo recorded; without options where it would look there anyway."""
     defaults = Workspace.resolve(None, None)
-    options = "" if workspace.root == defaults.root else f" --dir {workspace.root}"
-    is_found = workspace.storage_is_default or workspace.storage_url == defaults.storage_url
-    shown = "none" if workspace.storage_url is None else workspace.storage_description
-    return options if is_found else f"{options} --storage {shown}"
+    place = [] if workspace.root == defaults.root else ["--dir", str(workspace.root)]
+    if not workspace.storage_is_default and workspace.storage_url != defaults.storage_url:
+        place += ["--storage", "none" if workspace.storage_url is None else workspace.storage_description]
+    return command_line(*arguments, *place)

@@ -25,7 +25,7 @@ _ABSENT = "-"
 _VALUE_WIDTH = 60
 _STATISTICS = ("last", "min", "max", "count")
 
-_RunArgument = typer.Argument(help="A run id, the beginning of one, `latest`, or a run directory.")
+_RUN_HELP = "A run id, the beginning of one, `latest`, or a run directory."
 
 
 class _Difference(msgspec.Struct, frozen=True):
@@ -42,8 +42,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _diff(
-    a: Annotated[str, _RunArgument],
-    b: Annotated[str, _RunArgument],
+    a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN_HELP)],
+    b: Annotated[str, typer.Argument(metavar="RUN_B", help=_RUN_HELP)],
     *,
     json: JsonOption = False,
     storage: StorageOption = None,

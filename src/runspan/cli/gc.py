@@ -10,7 +10,7 @@ import typer
 
 from runspan.cli._catalog import Catalog
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, StorageOption
-from runspan.cli._output import Column, format_age, format_bytes, note, open_console, print_json, print_rows
+from runspan.cli._output import Column, counted, format_age, format_bytes, note, open_console, print_json, print_rows
 from runspan.cli._removal import directory_size, remove_run
 from runspan.cli._workspace import Workspace
 from runspan.errors import ConfigError, RunspanError
@@ -104,5 +104,5 @@ def _print(old: list[CatalogRun], sizes: list[int], now_unix_nano: int, *, is_re
         for run, size in zip(old, sizes, strict=True)
     ]
     print_rows(open_console(), _COLUMNS, rows, status_column=_STATUS_COLUMN)
-    total = f"{len(old)} run(s), {format_bytes(sum(sizes))}"
+    total = f"{counted(len(old), 'run')}, {format_bytes(sum(sizes))}"
     note(f"removing {total}" if is_removing else f"{total} would be removed: add --yes")

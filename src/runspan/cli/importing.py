@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, StorageOption
-from runspan.cli._output import note, open_console, print_json, say
+from runspan.cli._output import counted, note, open_console, print_json, say
 from runspan.cli._workspace import Workspace
 from runspan.tracefile.layout import RunDirectory
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _PARTIAL = 1
+_UNUSABLE = 2
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +36,8 @@ def _import(
 ) -> None:
     """Bring run directories into storage: what a live run could not write, or what another machine recorded.
 
-    Importing twice adds nothing twice. A broken run directory does not stop the others; the exit code is then 1.
+    Importing twice adds nothing twice. A broken run directory does not stop the others; the exit code is then 1, and 2
+    where none could be imported.
     """
     from runspan.importer import import_runs  # noqa: PLC0415 - a command loads what it needs
 
@@ -48,15 +50,15 @@ def _import(
     else:
         for report in summary.reports:
             say(
-                f"{report.run_id}: {report.points_added} points added, {report.points_known} known,"
-                f" {report.traces} trace(s) read"
+                f"{report.run_id}: {counted(report.points_added, 'point')} added, {report.points_known} known,"
+                f" {counted(report.traces, 'trace')} read"
             )
             for warning in report.warnings:
                 note(warning)
         for failure in summary.failures:
             note(f"not imported: {failure.error}")
     if summary.failures:
-        raise typer.Exit(_PARTIAL)
+        raise typer.Exit(_PARTIAL if summary.reports else _UNUSABLE)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -63,7 +63,7 @@ def _runs(
         if (not status or run.status in status) and experiment in {None, run.experiment, run.info.experiment_id}
     ][:limit]
     if json:
-        print_json([_document(run) for run in found])
+        print_json([run.document() for run in found])
         return
     if not found:
         note(f"no runs in {workspace.root}" + (" that match" if experiment or status else ""))
@@ -75,27 +75,7 @@ def _runs(
 def _row(run: CatalogRun, now_unix_nano: int) -> list[str]:
     info = run.info
     age = "-" if info.start_time is None else format_age(info.start_time, now_unix_nano)
-    ended = info.end_time or (now_unix_nano if run.is_running else run.last_seen_unix_nano)
-    took = "-" if info.start_time is None or ended is None else format_duration(max(0, ended - info.start_time))
+    took_ns = run.took_ns(now_unix_nano)
+    took = "-" if took_ns is None else format_duration(took_ns)
     experiment = run.experiment if info.name is None else f"{run.experiment} / {info.name}"
     return [run.run_id, experiment, run.status, str(info.world_size), age, took]
-
-
-def _document(run: CatalogRun) -> dict[str, Any]:
-    info = run.info
-    return {
-        "run_id": run.run_id,
-        "experiment": run.experiment,
-        "experiment_id": info.experiment_id,
-        "name": info.name,
-        "group": info.group,
-        "status": run.status,
-        "reason": info.reason,
-        "start_time_unix_nano": info.start_time,
-        "end_time_unix_nano": info.end_time,
-        "last_seen_unix_nano": run.last_seen_unix_nano,
-        "world_size": info.world_size,
-        "attempts": info.attempts,
-        "directory": None if run.directory is None else str(run.directory),
-        "in_storage": run.in_storage,
-    }

@@ -15,6 +15,7 @@ from runspan.cli._output import (
     Column,
     bar_means,
     clean,
+    command_line,
     format_age,
     format_bytes,
     format_duration,
@@ -77,8 +78,9 @@ def _show(
 ) -> None:
     """Show one run: status, parameters, last metrics, ranks, artifacts, and where its files are.
 
-    Works from the run directory alone when storage does not have the run. In the ranks' table STEP is the median
-    duration of a step, OWN the same without the time spent waiting for other ranks.
+    Works from the run directory alone when storage does not have the run. The metrics are rank 0's, or where it
+    does not log one, the first rank's that does. In the ranks' table STEP is the median duration of a step, OWN the
+    same without the time spent waiting for other ranks.
     """
     workspace = Workspace.resolve(storage, directory)
     with opened_run(workspace, run) as opened:
@@ -136,9 +138,9 @@ def _print_head(console: Console, opened: OpenedRun, info: RunInfo) -> None:
     if info.start_time is not None:
         started = f"{format_time(info.start_time)}, {format_age(info.start_time, now)} ago"
         _print_line(console, "started", started)
-        ended = run.info.end_time or (now if run.is_running else run.last_seen_unix_nano)
-        if ended is not None:
-            _print_line(console, "took", format_duration(max(0, ended - info.start_time)))
+    took_ns = run.took_ns(now)
+    if took_ns is not None:
+        _print_line(console, "took", format_duration(took_ns))
     attempts = "" if info.attempts <= 1 else f", up to {info.attempts} attempts each"
     _print_line(console, "ranks", f"{info.world_size}{attempts}")
 
@@ -214,7 +216,7 @@ def _print_absent_ranks(console: Console, opened: OpenedRun, reports: list[RankR
     if unstored:
         console.print(
             f"Storage has {len(reports) - len(unstored)} of these {len(reports)} ranks; complete it with:"
-            f" runspan import {clean(str(run.directory))}",
+            f" {clean(command_line('import', str(run.directory)))}",
             style="yellow",
             soft_wrap=True,
         )
@@ -264,25 +266,14 @@ def _print_mapping(console: Console, title: str, mapping: dict[str, Any]) -> Non
 def _storage_place(opened: OpenedRun, workspace: Workspace) -> str:
     if opened.run.in_storage:
         return workspace.storage_description
-    return f"not in {workspace.storage_description}; add it with: runspan import {opened.run.directory}"
+    return f"not in {workspace.storage_description}; add it with: {command_line('import', str(opened.run.directory))}"
 
 
 def _document(opened: OpenedRun, reports: list[RankReport], slow: SlowRank | None) -> dict[str, Any]:
     run, info = opened.run, opened.info
     latest = {key: points[-1] for key in opened.storage.metric_keys(run.run_id) if (points := _sampled(opened, key, 1))}
     return {
-        "run_id": run.run_id,
-        "experiment": run.experiment,
-        "experiment_id": info.experiment_id,
-        "name": info.name,
-        "group": info.group,
-        "status": run.status,
-        "reason": info.reason,
-        "start_time_unix_nano": info.start_time,
-        "end_time_unix_nano": run.info.end_time,
-        "last_seen_unix_nano": run.last_seen_unix_nano,
-        "world_size": info.world_size,
-        "attempts": info.attempts,
+        **run.document(),
         "trace_id": info.trace_id,
         "span_id": info.span_id,
         "params": info.params,
@@ -293,8 +284,6 @@ def _document(opened: OpenedRun, reports: list[RankReport], slow: SlowRank | Non
         "ranks": [_rank_document(report) for report in reports],
         "slow_rank": None if slow is None else slow.rank,
         "artifacts": opened.storage.list_artifacts(run.run_id),
-        "directory": None if run.directory is None else str(run.directory),
-        "in_storage": run.in_storage,
     }
 
 

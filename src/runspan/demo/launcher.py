@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from runspan import ids
+from runspan.config import TracingConfig, endpoints
 from runspan.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -119,13 +120,14 @@ def run_demo(
         started: called with the processes' ids, by rank.
 
     Raises:
-        ConfigError: the OTLP endpoint cannot be used.
+        ConfigError: a variable or the OTLP endpoint cannot be used.
         MissingExtraError: numpy or scikit-learn is not installed.
     """
     if find_spec("numpy") is None or find_spec("sklearn") is None:
         raise MissingExtraError("the demo", "demo")
     run_id = ids.uuid7()
     shared = _environ(options, environ, run_id)
+    endpoints(TracingConfig.from_env(shared))  # what every rank would refuse is refused once
     began_s = time.monotonic()
     with ExitStack() as cleanup:
         folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="runspan-demo-"))

@@ -57,6 +57,11 @@ def parse_url(url: str | Path) -> URL:
     Raises:
         ConfigError: it is neither SQLite with a path nor PostgreSQL; the message shows no credentials.
     """
+    if not isinstance(url, str | Path):
+        raise ConfigError(
+            f"a storage URL of type {type(url).__name__} cannot be used: give a file path, sqlite:///path or "
+            "postgresql://user:password@host/database"
+        )
     if isinstance(url, Path) or "://" not in url:
         return _sqlite_url(str(url))
     scheme = url.partition("://")[0]
@@ -84,7 +89,20 @@ def parse_url(url: str | Path) -> URL:
 def _sqlite_url(path: str) -> URL:
     if path in {"", ":memory:"}:
         raise ConfigError("SQLite storage needs a file path; for a storage in memory use InMemoryStorage()")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"the SQLite path {path!r} cannot be used: it holds a lone surrogate") from None
+    if "\0" in path:
+        raise ConfigError(f"the SQLite path {path!r} cannot be used: it holds a NUL character")
     return URL.create("sqlite+pysqlite", database=str(Path(path).expanduser().absolute()))
+
+
+def describe_database(url: URL) -> str:
+    """Return what messages call a database: no password, no query."""
+    if url.get_backend_name() == "sqlite":
+        return f"experiment database {url.database}"
+    return f"experiment database {url.set(query={}).render_as_string(hide_password=True)}"
 
 
 class _Connections:
@@ -112,7 +130,7 @@ class Database:
         self.is_sqlite = url.get_backend_name() == "sqlite"
         self.network_file_system: str | None = None
         #: What messages call the database: no credentials, no query.
-        self.description = self._describe()
+        self.description = describe_database(url)
         if self.is_sqlite:
             path = Path(url.database or "")
             self._prepare_path(path)
@@ -234,11 +252,6 @@ class Database:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{self.description}: its folder cannot be created: {error.strerror}") from error
-
-    def _describe(self) -> str:
-        if self.is_sqlite:
-            return f"experiment database {self._url.database}"
-        return f"experiment database {self._url.set(query={}).render_as_string(hide_password=True)}"
 
     def _storage_error(self, error: Exception) -> StorageError:
         original = _original(error)

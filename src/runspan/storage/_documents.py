@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, and_, select, true
 
+from runspan._plain import scrub_text
 from runspan.records import MetricSummary, RunInfo, RunStatus
 from runspan.storage._rows import upsert
-from runspan.storage._rules import clean_text, dump_json, merge_by_rank, sum_counts
+from runspan.storage._rules import dump_json, merge_by_rank, sum_counts
 from runspan.storage._schema import DocumentKind, documents, runs
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def update_document(  # noqa: PLR0917 - the columns of the key
     which = and_(*(documents.c[name] == value for name, value in key_columns.items()))
     stored = connection.execute(select(documents.c.body).where(which)).scalar()
     merged = {} if stored is None else json.loads(stored)
-    merged.update((clean_text(key), value) for key, value in values.items())
+    merged.update((scrub_text(key), value) for key, value in values.items())
     body = dump_json(merged, f"{kind} of run")
     connection.execute(
         upsert(connection)(documents)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AttemptRow",
     "RunState",
-    "clean_text",
     "dump_json",
     "merge_by_rank",
     "require_final",
@@ -30,8 +28,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class AttemptRow(msgspec.Struct, frozen=True):
@@ -124,11 +120,6 @@ def sum_counts(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-def clean_text(text: str) -> str:
-    """Replace lone surrogates by U+FFFD, as the trace file does: no database takes them, and both must agree."""
-    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
-
-
 def dump_json(value: Any, what: str) -> str:
     """Encode a user's value as ASCII JSON text that :func:`json.loads` restores: NaN and integers of any size too.
 
@@ -160,7 +151,7 @@ def require_limit(limit: int) -> None:
         ValueError: the limit is negative.
     """
     if limit < 0:
-        raise ValueError(f"limit must be 0 or more, got {limit}")
+        raise ValueError(f"limit={limit} cannot be used: it takes a number from 0 up")
 
 
 def run_not_found(run_id: str) -> RunNotFoundError:

@@ -27,8 +27,9 @@ from sqlalchemy import (
     update,
 )
 
+from runspan._plain import scrub_text
 from runspan.errors import StorageError
-from runspan.storage._rules import clean_text
+from runspan.storage._database import describe_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,12 +44,14 @@ __all__ = [
     "documents",
     "experiments",
     "extents",
+    "is_current",
     "key_digest",
     "migrate",
     "points",
     "runs",
     "schema_version",
     "series",
+    "stored_version",
 ]
 
 #: Any fixed number: processes that migrate one PostgreSQL database wait for each other on it.
@@ -68,7 +71,7 @@ class _ExactText(TypeDecorator[str]):
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         if value is None:
             return None
-        value = clean_text(value)
+        value = scrub_text(value)
         if dialect.name == "postgresql" and ("\0" in value or _ESCAPE in value):
             value = value.replace(_ESCAPE, _ESCAPED_ESCAPE).replace("\0", _ESCAPED_NUL)
         return value
@@ -95,7 +98,7 @@ _digest = String(32)
 
 def key_digest(key: str) -> str:
     """Return 32 hex digits that stand for a metric key in an index, which takes no long text."""
-    return hashlib.sha256(clean_text(key).encode()).hexdigest()[:32]
+    return hashlib.sha256(scrub_text(key).encode()).hexdigest()[:32]
 
 
 schema_version = Table("runspan_schema", _metadata, Column("version", Integer, nullable=False))
@@ -226,7 +229,7 @@ def migrate(connection: Connection, steps: Sequence[Callable[[Connection], Any]]
     version = stored_version(connection)
     if version is None:
         _refuse_foreign(connection)
-    _refuse_newer(version or 0, len(steps))
+    _refuse_newer(connection, version or 0, len(steps))
     for step in steps[version or 0 :]:
         step(connection)
     if version is None:
@@ -242,7 +245,7 @@ def is_current(connection: Connection, steps: Sequence[Callable[[Connection], An
         StorageError: a newer version of runspan made the database.
     """
     version = stored_version(connection)
-    _refuse_newer(version or 0, len(steps))
+    _refuse_newer(connection, version or 0, len(steps))
     return version == len(steps)
 
 
@@ -253,11 +256,11 @@ def stored_version(connection: Connection) -> int | None:
     return connection.execute(select(schema_version.c.version)).scalar()
 
 
-def _refuse_newer(version: int, newest: int) -> None:
+def _refuse_newer(connection: Connection, version: int, newest: int) -> None:
     if version > newest:
         raise StorageError(
-            f"the database has schema version {version}, this runspan reads up to {newest}: "
-            "a newer runspan wrote it; upgrade with: pip install --upgrade runspan"
+            f"{describe_database(connection.engine.url)} has schema version {version}, this runspan reads up to"
+            f" {newest}: a newer runspan wrote it; upgrade with: pip install --upgrade runspan"
         )
 
 
@@ -267,6 +270,6 @@ def _refuse_foreign(connection: Connection) -> None:
         tables &= set(_metadata.tables)  # a team's database may hold other tables beside ours
     if tables:
         raise StorageError(
-            f"the database belongs to another program (it has the tables {', '.join(sorted(tables)[:5])} "
-            "but no runspan schema): choose another database"
+            f"{describe_database(connection.engine.url)} belongs to another program (it has the tables "
+            f"{', '.join(sorted(tables)[:5])} but no runspan schema): choose another database"
         )

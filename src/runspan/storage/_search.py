@@ -34,12 +34,13 @@ def select_runs(
     """Apply filters, order and limit to runs that are sorted newest first.
 
     Raises:
-        ValueError: an unknown field, or a negative limit.
+        ValueError: an unknown field or operator, or a negative limit.
     """
     if limit is not None:
         require_limit(limit)
     for condition in filters:
         _require_field(condition.field)
+        _require_operator(condition.op)
     selected = [run for run in runs if all(_matches(run, condition) for condition in filters)]
     if order_by is not None:
         selected = _ordered(selected, order_by)
@@ -53,6 +54,11 @@ def _require_field(field: str) -> None:
             f"unknown field {field!r}: use {', '.join(sorted(_PLAIN_FIELDS))}, params.<key>, tags.<key> or "
             "summary.<metric key>.<last|min|max|count>"
         )
+
+
+def _require_operator(operator_name: str) -> None:
+    if operator_name not in set(FilterOp):
+        raise ValueError(f"unknown operator {operator_name!r}: use {', '.join(FilterOp)}")
 
 
 def _value_of(run: RunInfo, field: str) -> Any:

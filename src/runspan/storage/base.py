@@ -229,7 +229,7 @@ class ExperimentStorage(Protocol):
             limit: at most so many.
 
         Raises:
-            ValueError: an unknown field, or a negative limit.
+            ValueError: an unknown field or operator, or a negative limit.
         """
 
     def list_experiments(self) -> list[ExperimentInfo]:

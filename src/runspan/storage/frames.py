@@ -65,16 +65,18 @@ def read_metrics(
         storage: where the run is; None: the default database.
 
     Raises:
-        ConfigError: ``as_`` is neither.
+        ConfigError: ``as_`` is neither, or ``run`` names no run.
         MissingExtraError: pandas or pyarrow is not installed.
         RunNotFoundError: the storage has no such run.
         StorageError: the storage cannot be read.
     """
-    if as_ not in {"pandas", "arrow"}:
+    if as_ not in ("pandas", "arrow"):
         raise ConfigError(f"as_={as_!r} cannot be used: give 'pandas' or 'arrow'")
     build = _data_frame if as_ == "pandas" else _arrow_table
     _require(as_)
-    run_id = run if isinstance(run, str) else run.run_id
+    run_id = run if isinstance(run, str) else getattr(run, "run_id", None)
+    if not isinstance(run_id, str):
+        raise ConfigError(f"run={run!r} cannot be used: give a run id, or something with a run_id")
     if storage is not None:
         return build(_columns(storage, run_id, keys))
     from runspan.storage import open_storage  # noqa: PLC0415 - loads SQLAlchemy

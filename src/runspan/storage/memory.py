@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from runspan import ids
+from runspan._plain import scrub_text
 from runspan.errors import ExperimentNotFoundError, InvalidStateError, StorageError
 from runspan.records import MetricPoint, MetricSummary, RunInfo, RunStatus
 from runspan.storage._process import PerProcess
 from runspan.storage._rules import (
     AttemptRow,
     RunState,
-    clean_text,
     dump_json,
     merge_by_rank,
     require_final,
@@ -86,7 +86,7 @@ class _Run:
 
     def valid_points(self, key: str, rank: int | None, attempt: int | None) -> list[MetricPoint]:
         """Return the points that superseding leaves, in insertion order."""
-        points = [point for point in self.points.get(clean_text(key), ()) if rank in (None, point.rank)]
+        points = [point for point in self.points.get(scrub_text(key), ()) if rank in (None, point.rank)]
         if attempt is not None:
             return [point for point in points if point.attempt == attempt]
         first_steps: dict[tuple[int, int], int] = {}
@@ -109,7 +109,7 @@ def _stored(point: MetricPoint) -> MetricPoint:
     """Return the point as every backend stores it: a float value, an encodable key."""
     if point.step not in _INT64 or point.time_unix_nano not in _INT64:
         raise StorageError(f"metric {point.key!r}: step {point.step} or its time is beyond 64 bits")
-    return msgspec.structs.replace(point, key=clean_text(point.key), value=float(point.value))
+    return msgspec.structs.replace(point, key=scrub_text(point.key), value=float(point.value))
 
 
 class InMemoryStorage:
@@ -129,7 +129,7 @@ class InMemoryStorage:
         experiment_id = ids.experiment_id(name)
         stored = json.loads(dump_json(dict(config or {}), f"the configuration of experiment {name!r}"))
         with self._locks.get():
-            self._experiments.setdefault(experiment_id, ExperimentInfo(experiment_id, clean_text(name), stored))
+            self._experiments.setdefault(experiment_id, ExperimentInfo(experiment_id, scrub_text(name), stored))
         return experiment_id
 
     def create_run(
@@ -148,15 +148,15 @@ class InMemoryStorage:
                 raise ExperimentNotFoundError(
                     f"no experiment {experiment_id!r}: create it with create_experiment(name)"
                 )
-            run_id = self._unused_run_id() if run_id is None else clean_text(run_id)
+            run_id = self._unused_run_id() if run_id is None else scrub_text(run_id)
             run = self._runs.setdefault(run_id, _Run(run_id, experiment_id, world_size))
             if run.experiment_id != experiment_id:
                 raise InvalidStateError(
                     f"run {run_id!r} belongs to experiment {run.experiment_id!r}, not {experiment_id!r}"
                 )
             run.world_size = max(run.world_size, world_size)
-            run.name = run.name if name is None or run.name is not None else clean_text(name)
-            run.group = run.group if group is None or run.group is not None else clean_text(group)
+            run.name = run.name if name is None or run.name is not None else scrub_text(name)
+            run.group = run.group if group is None or run.group is not None else scrub_text(group)
             run.trace_id = run.trace_id or trace_id
             return run_id
 
@@ -190,7 +190,7 @@ class InMemoryStorage:
                 found = "never started" if row is None else f"already {row.status}"
                 raise InvalidStateError(f"run {run_id!r}: attempt {attempt} of rank {rank} is {found}, not running")
             run.attempts[rank, attempt] = msgspec.structs.replace(
-                row, status=status, reason=None if reason is None else clean_text(reason), end_time=end_time
+                row, status=status, reason=None if reason is None else scrub_text(reason), end_time=end_time
             )
 
     def log_metrics(self, run_id: str, points: Sequence[MetricPoint]) -> None:
@@ -222,7 +222,7 @@ class InMemoryStorage:
         attempt: int | None = None,
     ) -> dict[str, list[MetricPoint]]:
         """Return several metrics' points, see :class:`~runspan.storage.base.ExperimentStorage`."""
-        wanted = None if keys is None else {clean_text(key) for key in keys}
+        wanted = None if keys is None else {scrub_text(key) for key in keys}
         with self._locks.get():
             known = [key for key in self.metric_keys(run_id) if wanted is None or key in wanted]
             points = {key: self.get_metrics(run_id, key, rank=rank, attempt=attempt) for key in known}
@@ -261,24 +261,24 @@ class InMemoryStorage:
     def metric_series(self, run_id: str, key: str) -> list[tuple[int, int]]:
         """Return who logged a metric, see :class:`~runspan.storage.base.ExperimentStorage`."""
         with self._locks.get():
-            points = self._run(run_id).points.get(clean_text(key), ())
+            points = self._run(run_id).points.get(scrub_text(key), ())
             return sorted({(point.rank, point.attempt) for point in points})
 
     def set_summary(self, run_id: str, summary: Mapping[str, MetricSummary], *, rank: int = 0) -> None:
         """Set summaries, see :class:`~runspan.storage.base.ExperimentStorage`."""
         with self._locks.get():
             stored = self._run(run_id).summary.setdefault(rank, {})
-            stored.update({clean_text(key): value for key, value in summary.items()})
+            stored.update({scrub_text(key): value for key, value in summary.items()})
 
     def set_counts(self, run_id: str, counts: Mapping[str, float], rank: int = 0, attempt: int = 0) -> None:
         """Set counters' totals, see :class:`~runspan.storage.base.ExperimentStorage`."""
         with self._locks.get():
             stored = self._run(run_id).counts.setdefault((rank, attempt), {})
-            stored.update({clean_text(key): value for key, value in counts.items()})
+            stored.update({scrub_text(key): value for key, value in counts.items()})
 
     def log_params(self, run_id: str, params: Mapping[str, Any], *, rank: int = 0) -> None:
         """Set parameters, see :class:`~runspan.storage.base.ExperimentStorage`."""
-        values = {clean_text(key): json.loads(dump_json(value, f"parameter {key!r}")) for key, value in params.items()}
+        values = {scrub_text(key): json.loads(dump_json(value, f"parameter {key!r}")) for key, value in params.items()}
         with self._locks.get():
             self._run(run_id).params.setdefault(rank, {}).update(values)
 
@@ -292,7 +292,7 @@ class InMemoryStorage:
         """Set tags, see :class:`~runspan.storage.base.ExperimentStorage`."""
         with self._locks.get():
             stored = self._run(run_id).tags.setdefault(rank, {})
-            stored.update({clean_text(key): clean_text(value) for key, value in tags.items()})
+            stored.update({scrub_text(key): scrub_text(value) for key, value in tags.items()})
 
     def log_artifact(self, run_id: str, artifact: ArtifactRecord) -> None:
         """Register an artifact, see :class:`~runspan.storage.base.ExperimentStorage`."""
@@ -377,7 +377,7 @@ class InMemoryStorage:
         """Do nothing: there is no connection to release."""
 
     def _run(self, run_id: str) -> _Run:
-        run = self._runs.get(clean_text(run_id))
+        run = self._runs.get(scrub_text(run_id))
         if run is None:
             raise run_not_found(run_id)
         return run

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import and_, delete, insert, select, update
 
 from runspan import ids
-from runspan.config import default_root, ensure_root
-from runspan.errors import InvalidStateError, StorageError
+from runspan._env import EnvReader, means_none
+from runspan._plain import scrub_text
+from runspan._root import default_root, ensure_root
+from runspan.errors import ConfigError, InvalidStateError, StorageError
 from runspan.records import Filter, MetricPoint, MetricSummary, RunInfo, RunStatus
 from runspan.storage import _schema as schema
 from runspan.storage._database import Database, parse_url
@@ -22,7 +23,6 @@ from runspan.storage._points import PointSelection, SeriesIds, insert_points
 from runspan.storage._process import PerProcess
 from runspan.storage._rows import artifact_of, load_run, refresh_state, require_experiment, upsert
 from runspan.storage._rules import (
-    clean_text,
     dump_json,
     merge_by_rank,
     require_final,
@@ -35,6 +35,7 @@ from runspan.storage.base import ArtifactRecord, ExperimentInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from sqlalchemy import Connection
 
@@ -107,7 +108,7 @@ class SqlStorage:
     ) -> str:
         """Get or create a run, see :class:`~runspan.storage.base.ExperimentStorage`."""
         require_experiment(connection, experiment_id)
-        run_id = ids.uuid7() if run_id is None else clean_text(run_id)
+        run_id = ids.uuid7() if run_id is None else scrub_text(run_id)
         values = {
             "run_id": run_id,
             "experiment_id": experiment_id,
@@ -310,7 +311,7 @@ class SqlStorage:
     def set_tags(self, connection: Connection, run_id: str, tags: Mapping[str, str], *, rank: int = 0) -> None:
         """Set tags, see :class:`~runspan.storage.base.ExperimentStorage`."""
         run = load_run(connection, run_id, lock=True)
-        values = {key: clean_text(value) for key, value in tags.items()}
+        values = {key: scrub_text(value) for key, value in tags.items()}
         update_document(connection, run.seq, DocumentKind.TAGS, values, rank)
 
     @writes
@@ -412,9 +413,9 @@ class SqlStorage:
 
 
 def _default_url() -> str | Path:
-    given = os.environ.get("RUNSPAN_STORAGE", "").strip()
-    if given:
-        return given
-    root = default_root(os.environ, Path.cwd())
-    ensure_root(root)
-    return root / "experiments.db"
+    given = EnvReader(os.environ).text("RUNSPAN_STORAGE")
+    if given is None:
+        return ensure_root(default_root()) / "experiments.db"
+    if means_none(given):
+        raise ConfigError(f"storage is turned off by RUNSPAN_STORAGE={given}: give a path or URL to open one")
+    return given

@@ -89,13 +89,15 @@ class Answer:
         verdict: what to do next.
         rejected: spans or points of an accepted request that the receiver did not take.
         retry_after_s: how long it asks to wait before a retry, None without a wish.
-        detail: for a person; free of credentials.
+        detail: for a person; free of our credentials, unless the receiver repeats them.
+        code: gRPC's name of the status, which may be made up on this side, or HTTP's number; empty without an answer.
     """
 
     verdict: Verdict
     rejected: int = 0
     retry_after_s: float | None = None
     detail: str = ""
+    code: str = ""
 
 
 class Sender(Protocol):
@@ -186,12 +188,12 @@ def _grpc_answer(error: Any, request_bytes: int) -> Answer:
     detail = f"{code.name}: {error.details()}"
     retry_after_s = _retry_info(error)
     if code in _RETRYABLE_CODES or (code is grpc.StatusCode.RESOURCE_EXHAUSTED and retry_after_s is not None):
-        return Answer(Verdict.RETRY, retry_after_s=retry_after_s, detail=detail)
+        return Answer(Verdict.RETRY, retry_after_s=retry_after_s, detail=detail, code=code.name)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and (
         request_bytes > _SMALL_REQUEST_BYTES or "larger than" in detail.lower()
     ):
-        return Answer(Verdict.TOO_LARGE, detail=detail)
-    return Answer(Verdict.REFUSED, detail=detail)
+        return Answer(Verdict.TOO_LARGE, detail=detail, code=code.name)
+    return Answer(Verdict.REFUSED, detail=detail, code=code.name)
 
 
 def _retry_info(error: Any) -> float | None:
@@ -254,17 +256,18 @@ class _HttpSender:
 
     def _judge(self, answer: requests.Response) -> Answer:
         status = answer.status_code
-        detail = f"HTTP {status} {answer.reason}"
+        detail, code = f"HTTP {status} {answer.reason}", str(status)
         if _HTTP_OK <= status < _HTTP_REDIRECT:
             try:
                 return _accepted(self._response.FromString(answer.content))
             except DecodeError:  # a proxy's "OK" page: the status decides
-                return Answer(Verdict.ACCEPTED)
+                return Answer(Verdict.ACCEPTED, detail=f"{detail}, with content that is not OTLP's", code=code)
         if status == _HTTP_TOO_LARGE:
-            return Answer(Verdict.TOO_LARGE, detail=detail)
+            return Answer(Verdict.TOO_LARGE, detail=detail, code=code)
         if status in _RETRYABLE_STATUSES:
-            return Answer(Verdict.RETRY, retry_after_s=_retry_after(answer.headers.get("Retry-After")), detail=detail)
-        return Answer(Verdict.REFUSED, detail=detail)
+            retry_after_s = _retry_after(answer.headers.get("Retry-After"))
+            return Answer(Verdict.RETRY, retry_after_s=retry_after_s, detail=detail, code=code)
+        return Answer(Verdict.REFUSED, detail=detail, code=code)
 
     def abort(self) -> None:
         # A call in flight goes on until its own timeout, on a daemon thread that nothing waits for.

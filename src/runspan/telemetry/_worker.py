@@ -62,6 +62,7 @@ class ExportWorker:
         refill: returns the next parcel, or None when there is none now; its argument tells whether the run is ending.
             Called under the worker's lock: whatever it takes is in the worker's hand at once.
         sweep: empties the signal's queue and returns how many items there were, when the end came too early for them.
+        tend: called every period, also while a parcel waits for a retry: keeps small what piles up meanwhile.
         ledger: counts what became of the items.
         warn: tells a person, once a subject.
         place: the endpoint, for the warning; free of credentials.
@@ -76,6 +77,7 @@ class ExportWorker:
         period_s: float,
         refill: Callable[[bool], Parcel | None],
         sweep: Callable[[], int],
+        tend: Callable[[], None],
         ledger: Ledger,
         warn: WarnOnce,
         place: str,
@@ -86,6 +88,7 @@ class ExportWorker:
         self._period_s = period_s
         self._refill = refill
         self._sweep = sweep
+        self._tend = tend
         self._ledger = ledger
         self._warn = warn
         self._subject = f"{signal} export to {place}"
@@ -147,6 +150,7 @@ class ExportWorker:
             with suppress(Empty):
                 self._inbox.get(timeout=self._period_s)
             self._woken = False
+            self._tend_guarded()
             draining = self._deadline_ns is not None
             if draining or SystemClock.monotonic_ns() >= self._retry_at_ns:
                 self._export_guarded()
@@ -173,6 +177,12 @@ class ExportWorker:
         self._ledger.drop(self._signal, "shutdown_timeout", lost)
         if lost:
             self._tell(f"{lost} items were not exported before the time was up")
+
+    def _tend_guarded(self) -> None:
+        try:
+            self._tend()
+        except Exception as error:  # noqa: BLE001 - as for an export
+            self._tell(f"unexpected {error!r}")
 
     def _export_guarded(self) -> None:
         """Export; an error of ours costs the parcel at hand and a warning, never the thread."""

@@ -204,13 +204,27 @@ class ExportPipeline:
             processor = SpanExportProcessor(budget, limits, queue_size, self._ledger)
             self.span_processor = processor
             worker = self._start(
-                TRACES, senders[TRACES], to[TRACES], _SPAN_PERIOD_S, refill=processor.refill, sweep=processor.sweep
+                TRACES,
+                senders[TRACES],
+                to[TRACES],
+                _SPAN_PERIOD_S,
+                refill=processor.refill,
+                sweep=processor.sweep,
+                tend=lambda: None,
             )
             processor.wake_with(worker.wake)
         if collector is not None and METRICS in senders:
             schedule = _MetricSchedule(collector, metric_interval_s)
             period_s = min(_FOLD_PERIOD_S, metric_interval_s)
-            self._start(METRICS, senders[METRICS], to[METRICS], period_s, refill=schedule.refill, sweep=lambda: 0)
+            self._start(
+                METRICS,
+                senders[METRICS],
+                to[METRICS],
+                period_s,
+                refill=schedule.refill,
+                sweep=lambda: 0,
+                tend=collector.fold,
+            )
 
     def _start(
         self,
@@ -221,6 +235,7 @@ class ExportPipeline:
         *,
         refill: Callable[[bool], SpanParcel | MetricParcel | None],
         sweep: Callable[[], int],
+        tend: Callable[[], None],
     ) -> ExportWorker:
         worker = ExportWorker(
             signal,
@@ -229,6 +244,7 @@ class ExportPipeline:
             period_s=period_s,
             refill=refill,
             sweep=sweep,
+            tend=tend,
             ledger=self._ledger,
             warn=self._warn,
             place=_place(endpoint.url),
@@ -299,7 +315,6 @@ class _MetricSchedule:
     def refill(self, draining: bool) -> MetricParcel | None:
         now_ns = SystemClock.monotonic_ns()
         if self._ended or not (draining or now_ns >= self._next_ns):
-            self._collector.fold()
             return None
         self._ended = draining
         self._next_ns = now_ns + self._interval_ns

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry.attributes import BoundedAttributes
@@ -16,7 +15,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util import BoundedList
 from opentelemetry.trace import Link, Status
 
-from runspan._plain import int_text, plain_value
+from runspan._plain import float_name, int_text, plain_value, scrub_text
 from runspan.semconv import Attr
 
 if TYPE_CHECKING:
@@ -32,11 +31,12 @@ MAX_VALUE_BYTES = 4096
 _DEFAULT_COUNT = 128
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _MAX_UTF8_BYTES_A_CHARACTER = 4
-_SURROGATES = re.compile("[\ud800-\udfff]")
 _EXCEPTION_EVENT = "exception"
 
 #: ``runspan.*`` attributes of which there may be any number; all others say what the span is and are never cut off.
 _COUNTLESS = (Attr.PARAM_PREFIX, Attr.TAG_PREFIX, Attr.METRIC_PREFIX)
+#: What every exported span says, wherever it was made.
+_COMMON = (Attr.RUN_ID, Attr.RANK, Attr.ATTEMPT)
 
 T = TypeVar("T")
 
@@ -66,8 +66,7 @@ def exportable(value: Any, *, max_characters: int | None = None) -> Exportable:
 
 def cut_text(text: str, max_characters: int | None = None) -> str:
     """Return text any receiver takes: valid UTF-8, at most 4 KiB and ``max_characters``, marked where it was cut."""
-    if not text.isascii():
-        text = _SURROGATES.sub("\ufffd", text)
+    text = scrub_text(text)
     if len(text) * _MAX_UTF8_BYTES_A_CHARACTER > MAX_VALUE_BYTES:
         encoded = text.encode()
         if len(encoded) > MAX_VALUE_BYTES:
@@ -85,6 +84,7 @@ def cut_text(text: str, max_characters: int | None = None) -> str:
 def trim_span(span: ReadableSpan, limits: SpanLimitSettings) -> ReadableSpan:
     """Return the copy of a span that is exported.
 
+    It says of which run, rank and attempt it is, as its Resource does: a store finds spans by their own attributes.
     Counts are bounded by the ``OTEL_*`` limits (128 where none is set). The attributes that say what the span is always
     stay; of the others, and of events and links, the newest go, exceptions last. How many went stands in
     ``runspan.dropped.attributes``, ``.events``, ``.links`` and in OTLP's own counts.
@@ -126,7 +126,8 @@ def _trim_attributes(
     span: ReadableSpan, limit: int, lost: Mapping[str, int], max_characters: int | None
 ) -> BoundedAttributes:
     """Convert and bound a span's attributes; ``lost`` counts what the rest of the span lost."""
-    attributes = dict(span.attributes or {})
+    identity_of = span.resource.attributes
+    attributes = {name: identity_of[name] for name in _COMMON if name in identity_of} | dict(span.attributes or {})
     counts = {name: count for name, count in lost.items() if count}
     identity = sum(map(_identifies, attributes))
     room = max(0, limit - identity - len(counts))
@@ -203,7 +204,7 @@ def _exportable_scalar(plain: Any) -> Scalar:
     if plain is None:
         return "None"
     if isinstance(plain, float) and not math.isfinite(plain):
-        return "NaN" if math.isnan(plain) else "Infinity" if plain > 0 else "-Infinity"
+        return float_name(plain)
     if isinstance(plain, int) and not _INT64_MIN <= plain <= _INT64_MAX:
         return int_text(plain)
     scalar: Scalar = plain

@@ -36,7 +36,9 @@ __all__ = ["FileParent", "RunTraceProcessor", "TraceStart", "file_attributes", "
 
 _SAMPLED = 0x01
 _INT_LIMIT = 2**63
-#: Bits of the W3C trace flags that say where a trace id came from, not whether the span is kept.
+#: The phases by whose names a captured step's spans say which part of the step they are.
+_STEP_PARTS = frozenset({semconv.SpanName.FORWARD, semconv.SpanName.BACKWARD, semconv.SpanName.OPTIMIZER})
+#: Of the W3C trace flags only the sampled bit is kept: the others say how the trace id was made.
 _KEPT_FLAGS = 0x01
 
 
@@ -66,13 +68,28 @@ class FileParent(msgspec.Struct, frozen=True, gc=False):
 file_parent: ContextVar[FileParent | None] = ContextVar("runspan_file_parent", default=None)
 
 
+class _TraceFile:
+    """Where one trace's spans are written: the run's trace, or a captured step's."""
+
+    __slots__ = ("is_capture", "start", "trace_id_hex", "writer")
+
+    def __init__(self, writer: TraceWriter, start: TraceStart, trace_id: int, *, is_capture: bool = False) -> None:
+        self.writer = writer
+        self.start = start
+        self.trace_id_hex = format_trace_id(trace_id)
+        self.is_capture = is_capture
+
+
 class _OpenSpan:
     """A span between its two lines: what the first one holds, and whether the second may have more to say."""
 
-    __slots__ = ("attributes", "id_hex", "link_count", "may_have_changed", "span")
+    __slots__ = ("attributes", "file", "id_hex", "link_count", "may_have_changed", "span")
 
-    def __init__(self, span: Span, id_hex: str, attributes: Mapping[str, Any], link_count: int) -> None:
+    def __init__(
+        self, span: Span, file: _TraceFile, id_hex: str, attributes: Mapping[str, Any], link_count: int
+    ) -> None:
         self.span = span
+        self.file = file
         self.id_hex = id_hex
         self.attributes = attributes
         self.link_count = link_count
@@ -93,19 +110,33 @@ class RunTraceProcessor(SpanProcessor):
     """
 
     def __init__(self, writer: TraceWriter, clock: Clock, start: TraceStart, trace_id: int) -> None:
-        self._writer: TraceWriter | None = writer
         self._clock = clock
-        self._start = start
         self._trace_id = trace_id
+        #: By trace id; empty after the run has finished.
+        self._files = {trace_id: _TraceFile(writer, start, trace_id)}
         #: Spans that stand in another file, a parent process's: no ``parent_id`` names them.
         self._outside: frozenset[int] = frozenset()
-        self._trace_id_hex = format_trace_id(trace_id)
         self._open: dict[int, _OpenSpan] = {}
 
     @property
     def open_spans(self) -> list[Span]:
         """The spans that were started and have not ended, oldest first."""
-        return [entry.span for entry in self._open.values()]
+        return [entry.span for entry in list(self._open.values())]  # copied at once: other threads start and end spans
+
+    def add_capture(self, trace_id: int, writer: TraceWriter, start: TraceStart) -> None:
+        """Write a captured step's trace to a file of its own, until :meth:`remove_capture`.
+
+        The start times of its spans must count from ``start`` on the monotonic clock.
+        """
+        self._files[trace_id] = _TraceFile(writer, start, trace_id, is_capture=True)
+
+    def remove_capture(self, trace_id: int) -> None:
+        """Ignore spans of a captured step's trace that start from now on."""
+        self._files.pop(trace_id, None)
+
+    def has_trace(self, trace_id: int) -> bool:
+        """Whether spans of this trace are written."""
+        return trace_id in self._files
 
     def end_now(self, span: Span) -> None:
         """Write the end of a span that somebody else will end later, or never: the file ends before it."""
@@ -143,35 +174,36 @@ class RunTraceProcessor(SpanProcessor):
     def move_to(self, writer: TraceWriter, start: TraceStart) -> None:
         """Go on in a child process's file: what is open now stands in the parent's."""
         self._outside = self._outside | self._open.keys()
-        self._writer, self._start, self._open = writer, start, {}
+        self._files = {self._trace_id: _TraceFile(writer, start, self._trace_id)}
+        self._open = {}
 
     def release(self) -> None:
         """Stop writing and let go of the run."""
-        self._writer = None
+        self._files = {}
         self._open = {}
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002 - SpanProcessor's signature
         """Write the start of a span of this run."""
-        writer = self._writer
         context = span.get_span_context()
-        if writer is None or context is None or context.trace_id != self._trace_id:
+        file = None if context is None else self._files.get(context.trace_id)
+        if context is None or file is None:
             return
         attributes = _copy_of(span.attributes)
         links = span.links
-        entry = _OpenSpan(span, format_span_id(context.span_id), attributes, len(links))
+        entry = _OpenSpan(span, file, format_span_id(context.span_id), attributes, len(links))
         self._open[context.span_id] = entry
-        writer.write(self._start_event(entry, context, [_span_link(link) for link in links] if links else None))
+        file.writer.write(self._start_event(entry, context, [_span_link(link) for link in links] if links else None))
 
     def on_end(self, span: ReadableSpan) -> None:
         """Write the end of a span whose start was written."""
         self._write_end(span, max(0, (span.end_time or 0) - (span.start_time or 0)))
 
     def _write_end(self, span: ReadableSpan, duration_ns: int) -> None:
-        writer = self._writer
         context = span.get_span_context()
-        if writer is None or context is None or context.span_id not in self._open:
+        entry = None if context is None else self._open.pop(context.span_id, None)
+        if entry is None:
             return
-        entry = self._open.pop(context.span_id)
+        writer = entry.file.writer
         if entry.may_have_changed:
             writer.write(_end_event(span, entry, duration_ns))
         else:
@@ -190,11 +222,13 @@ class RunTraceProcessor(SpanProcessor):
         return format_span_id(span_id) if known is None else known.id_hex
 
     def _start_event(self, entry: _OpenSpan, context: SpanContext, links: list[SpanLink] | None) -> SpanStart:
-        span, attributes = entry.span, entry.attributes
+        span, attributes, file = entry.span, entry.attributes, entry.file
         clock, start_time = self._clock, span.start_time or 0
-        elapsed_ns = clock.monotonic_ns() - self._start.monotonic_ns
-        # A span may be told to have started earlier than now, by its creator.
-        start_ns = elapsed_ns - max(0, clock.time_ns() - start_time)
+        if file.is_capture:
+            start_ns = start_time - file.start.time_unix_nano
+        else:  # a span may be told to have started earlier than now, by its creator
+            elapsed_ns = clock.monotonic_ns() - file.start.monotonic_ns
+            start_ns = elapsed_ns - max(0, clock.time_ns() - start_time)
         parent = span.parent
         parent_id = None if parent is None else self._hex(parent.span_id)
         scope = span.instrumentation_scope
@@ -207,9 +241,11 @@ class RunTraceProcessor(SpanProcessor):
             start_ns=max(0, start_ns),
             time_unix_nano=start_time,
             span_kind="function",
+            measured=file.is_capture and parent is None,
+            step=span.name if file.is_capture and span.name in _STEP_PARTS else None,
             attributes=file_attributes(attributes) if attributes else None,
             otel=OtelContext(
-                self._trace_id_hex,
+                file.trace_id_hex,
                 parent_id,
                 None if span.kind is SpanKind.INTERNAL else span.kind.name.lower(),
                 None if scope is None or scope.name == semconv.SCOPE_NAME else _scope_of(scope),
@@ -223,7 +259,11 @@ class RunTraceProcessor(SpanProcessor):
 def _end_event(span: ReadableSpan, entry: _OpenSpan, duration_ns: int) -> SpanEnd:
     """Describe an ended span by what its start line does not say."""
     attributes, before = _copy_of(span.attributes), entry.attributes
-    changed = {key: value for key, value in attributes.items() if key not in before or before[key] != value}
+    changed = {
+        key: value
+        for key, value in attributes.items()
+        if key not in before or (before[key] is not value and before[key] != value)  # NaN differs from itself
+    }
     return SpanEnd(
         id=entry.id_hex,
         duration_ns=duration_ns,

@@ -144,6 +144,8 @@ class RunIdentity:
         run_id: the run.
         experiment_id: its experiment.
         experiment_name: the experiment's name.
+        run_name: the run's display name, if it has one.
+        run_group: the name that it shares with other runs, if it does.
         rank: the rank.
         world_size: how many ranks there are.
         local_rank: the rank's number on its node.
@@ -158,6 +160,8 @@ class RunIdentity:
     run_id: str
     experiment_id: str
     experiment_name: str
+    run_name: str | None = None
+    run_group: str | None = None
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
@@ -203,6 +207,8 @@ def build_resource(
     }
     own: dict[str, str | int | None] = {
         Attr.RUN_ID: identity.run_id,
+        Attr.RUN_NAME: identity.run_name,
+        Attr.RUN_GROUP: identity.run_group,
         Attr.EXPERIMENT_ID: identity.experiment_id,
         Attr.EXPERIMENT_NAME: identity.experiment_name,
         Attr.RANK: identity.rank,

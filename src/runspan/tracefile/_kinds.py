@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from runspan.records import ResourceSnapshot
+from runspan.records import ResourceSnapshot, RunStatus
+from runspan.semconv import Attr
 from runspan.tracefile.meta import ExecutionPhase, TimingMode, TraceRunMeta, check_run_meta
 
 __all__ = [
@@ -91,6 +92,21 @@ class Meta(_Event, frozen=True, tag="meta", kw_only=True):
     def run_meta(self) -> TraceRunMeta:
         """The TraceRunMeta fields alone."""
         return TraceRunMeta(**{name: getattr(self, name) for name in TraceRunMeta.__struct_fields__})
+
+    @property
+    def experiment_name(self) -> str:
+        """The experiment's name; where the resource does not tell it, the entrypoint's script."""
+        return str(self.resource.get(Attr.EXPERIMENT_NAME) or self.entrypoint.partition(":")[0])
+
+    @property
+    def run_name(self) -> str | None:
+        """The run's display name, None without one."""
+        return self.resource.get(Attr.RUN_NAME)
+
+    @property
+    def run_group(self) -> str | None:
+        """The name that the run shares with others, None without one."""
+        return self.resource.get(Attr.RUN_GROUP)
 
 
 class GitInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -309,6 +325,15 @@ class Terminal(_Event, frozen=True, tag="terminal"):
     timestamp_ns: int
     status: str
     reason: str | None = None
+
+    @property
+    def final_status(self) -> RunStatus:
+        """The status as a final one; what is none, from another writer, counts as failed."""
+        try:
+            status = RunStatus(self.status.lower())
+        except ValueError:
+            return RunStatus.FAILED
+        return status if status.is_final else RunStatus.FAILED
 
 
 class Unknown(msgspec.Struct, frozen=True):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
-from runspan._plain import INT_MAX, INT_MIN, int_text, plain_value
+from runspan._plain import INT_MAX, INT_MIN, float_name, int_text, plain_value, scrub_text
 
-__all__ = ["INT_MAX", "INT_MIN", "float_name", "jsonable", "named_float", "scrub", "scrub_text", "unwrap"]
+__all__ = ["jsonable", "named_float", "scrub", "unwrap"]
 
 _FLOAT_NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FLOAT_KEY = "$float"
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def jsonable(value: Any) -> Any:
@@ -63,16 +61,6 @@ def scrub(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [scrub(item) for item in value]
     return value
-
-
-def scrub_text(text: str) -> str:
-    """Return the text with U+FFFD for each lone surrogate, which UTF-8 cannot hold."""
-    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
-
-
-def float_name(value: float) -> str:
-    """Return how the format writes a non-finite float."""
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def named_float(value: Any) -> Any:

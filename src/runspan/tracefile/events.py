@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from runspan._plain import float_name
 from runspan.errors import SchemaVersionError, TraceFormatError
 from runspan.tracefile._kinds import (
     Artifact,
@@ -44,7 +45,7 @@ from runspan.tracefile._kinds import (
     Unknown,
     Usage,
 )
-from runspan.tracefile._untyped import float_name, jsonable, named_float, scrub, unwrap
+from runspan.tracefile._untyped import jsonable, named_float, scrub, unwrap
 
 __all__ = [
     "SCHEMA",

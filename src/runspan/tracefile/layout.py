@@ -123,9 +123,11 @@ class RunDirectory:
 
     def rank_folder(self, rank: int, world_size: int) -> Path:
         """Return the folder of a rank's trace files."""
-        if world_size <= _FLAT_RANKS:
-            return self.path
-        return self.path / "ranks" / f"{rank // _FLAT_RANKS:05d}"
+        return _rank_folder(self.path, rank, world_size)
+
+    def capture_folder(self, capture: str, rank: int, world_size: int) -> Path:
+        """Return the folder of a rank's file of one captured step, such as ``update-000000101``."""
+        return _rank_folder(self.path / "captures" / capture, rank, world_size)
 
     def log_file(self, rank: int, world_size: int) -> Path:
         """Return the file that holds a rank's captured output."""
@@ -146,6 +148,10 @@ class RunDirectory:
     def attempts_of(self, rank: int) -> list[int]:
         """Return the attempts that a rank has files of, sorted."""
         return sorted({name.attempt for name, _ in self.trace_files() if name.rank == rank and name.child is None})
+
+
+def _rank_folder(folder: Path, rank: int, world_size: int) -> Path:
+    return folder if world_size <= _FLAT_RANKS else folder / "ranks" / f"{rank // _FLAT_RANKS:05d}"
 
 
 def _trace_files_in(folders: list[Path]) -> list[tuple[TraceName, Path]]:

@@ -130,11 +130,11 @@ def check_run_meta(meta: TraceRunMeta | Meta) -> None:
     """Check the counts of a record that holds TraceRunMeta's fields, and sort its tags.
 
     Raises:
-        ValueError: ``capture_step`` is below 1 or ``warmup_steps`` below 0.
+        ConfigError: ``capture_step`` is below 1 or ``warmup_steps`` below 0.
     """
     if meta.capture_step < 1:
-        raise ValueError(f"capture_step counts from 1, got {meta.capture_step}")
+        raise ConfigError(f"capture_step counts from 1, got {meta.capture_step}")
     if meta.warmup_steps < 0:
-        raise ValueError(f"warmup_steps cannot be negative, got {meta.warmup_steps}")
+        raise ConfigError(f"warmup_steps cannot be negative, got {meta.warmup_steps}")
     if list(meta.tags) != sorted(meta.tags):
         msgspec.structs.force_setattr(meta, "tags", dict(sorted(meta.tags.items())))

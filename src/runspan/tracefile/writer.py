@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,7 +23,7 @@ import msgspec
 from runspan.tracefile.events import Dropped, Meta, SegmentEnd, TraceEvent, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from runspan.tracefile.layout import TraceName
@@ -40,23 +40,42 @@ class TraceWriter:
     """What recording code writes to: a lock, and an append that the lock's holder calls.
 
     The lock is reentrant and shared with the recording code, which does its own bookkeeping under it. A signal handler
-    asks :meth:`held_by_this_thread` whether it interrupted a recording call, and must then not write.
+    asks :meth:`is_inside` whether it interrupted a recording call, and must then not write.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         # A Condition is the public way to ask whether this thread owns a reentrant lock.
         self._ownership = threading.Condition(self.lock)
+        #: Threads inside a recording call that holds other locks than this one, for which no signal handler may wait.
+        self.threads_inside: set[int] = set()
         #: Work left for the end of the recording call that the lock's holder is inside of, and that call's thread.
         self.deferred: tuple[int, Callable[[], None]] | None = None
+        #: The thread whose deferred work waits for more than the end of its recording calls.
+        self.held_back_thread: int | None = None
 
-    def held_by_this_thread(self) -> bool:
+    def is_inside(self) -> bool:
         """Whether the calling thread is inside a recording call."""
+        if threading.get_ident() in self.threads_inside:
+            return True
         try:
             self._ownership.notify(0)
         except RuntimeError:
             return False
         return True
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Mark the calling thread as inside a recording call, without taking the lock; may be nested."""
+        thread_id = threading.get_ident()
+        is_outermost = thread_id not in self.threads_inside
+        self.threads_inside.add(thread_id)
+        try:
+            yield
+        finally:
+            if is_outermost:
+                self.threads_inside.discard(thread_id)
+                self.run_deferred()
 
     def append(self, data: bytes) -> bool:
         """Append whole lines; the caller holds :attr:`lock`. Return whether they were accepted."""
@@ -81,7 +100,9 @@ class TraceWriter:
         Only the thread that was interrupted does it: signals are the main thread's, and so is what handlers raise.
         """
         deferred = self.deferred
-        if deferred is not None and deferred[0] == threading.get_ident() and not self.held_by_this_thread():
+        if deferred is None or deferred[0] != threading.get_ident() or deferred[0] == self.held_back_thread:
+            return
+        if not self.is_inside():
             self.deferred = None
             deferred[1]()
 
@@ -94,6 +115,9 @@ class TraceWriter:
 
     def close(self) -> None:
         """Close for good; later appends are refused."""
+
+    def abandon(self) -> None:
+        """Let go of the file in a forked child, without touching what the parent process writes."""
 
     @property
     def path(self) -> Path | None:
@@ -138,14 +162,16 @@ class FileWriter(TraceWriter):
         name: the file's name; opened with O_EXCL.
         meta: the first line.
         max_file_bytes: size from which the trace goes on in another part.
+        durable: whether the first line and the end are synced to the disk, which takes milliseconds.
 
     Raises:
         FileExistsError: another process took the name.
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, name: TraceName, meta: Meta, *, max_file_bytes: int) -> None:
+    def __init__(self, folder: Path, name: TraceName, meta: Meta, *, max_file_bytes: int, durable: bool = True) -> None:
         super().__init__()
+        self._durable = durable
         self._folder = folder
         self._name = name
         self._meta = meta
@@ -194,15 +220,18 @@ class FileWriter(TraceWriter):
         with self.lock:
             if self._fd < 0:
                 return
-            self.sync()
-            os.close(self._fd)
+            if self._durable:
+                self.sync()
+            with suppress(OSError):  # a program that closes every descriptor has closed this one too
+                os.close(self._fd)
             self._fd = -1
             self._fast_limit = -1
 
     def abandon(self) -> None:
         """Close the descriptor without touching the file: it is the parent process's."""
         if self._fd >= 0:
-            os.close(self._fd)
+            with suppress(OSError):  # as above
+                os.close(self._fd)
         self._fd = -1
         self._fast_limit = -1
 
@@ -212,7 +241,8 @@ class FileWriter(TraceWriter):
         line = encode(meta)
         try:
             _write_whole(descriptor, line)
-            os.fsync(descriptor)
+            if self._durable:
+                os.fsync(descriptor)
         except OSError:
             os.close(descriptor)
             (self._folder / name.filename).unlink(missing_ok=True)
