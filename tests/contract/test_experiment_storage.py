@@ -655,12 +655,15 @@ def test_search_ands_orders_and_limits(searchable: ExperimentStorage) -> None:
 
 
 def test_search_names_an_unknown_field(searchable: ExperimentStorage) -> None:
-    """An unknown field and a negative limit are errors, not empty answers."""
+    """An unknown field, an unknown operator and a negative limit are errors, not empty answers."""
     for field in ("lr", "params.", "parms.lr"):
         with pytest.raises(ValueError, match=f"unknown field '{field}'"):
             searchable.search_runs([Filter(field, FilterOp.EQ, 1)])
         with pytest.raises(ValueError, match=f"unknown field '{field}'"):
             searchable.search_runs(order_by=f"-{field}")
+    unknown: Any = "~"
+    with pytest.raises(ValueError, match="unknown operator '~': use eq, ne"):
+        searchable.search_runs([Filter("params.lr", unknown, 1)])
     with pytest.raises(ValueError, match="limit"):
         searchable.search_runs(limit=-1)
 

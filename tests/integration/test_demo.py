@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_the_demo_prints_what_a_person_wants_to_know(demo: _Demo) -> None:
     assert "Rank 2 is slow" in out
     assert "in forward" in out
     assert str(demo.root / "experiments.db") in out
-    commands = [line.split()[1:] for line in out.splitlines() if line.startswith("  runspan ")]
+    commands = [shlex.split(line)[1:] for line in out.splitlines() if line.startswith("  runspan ")]
     assert {command[0] for command in commands} == {"show", "metrics", "runs"}
     for command in commands:
         assert demo(*command).code == 0
@@ -132,7 +133,7 @@ def test_the_commands_find_a_run_that_is_elsewhere(tmp_path: Path) -> None:
     environ = clean_environ(tmp_path / "default")
     options = ["--ranks", "1", "--epochs", "1", "--dir", str(tmp_path / "other"), "--storage", "none"]
     answer = run_program(["demo", *options], environ)
-    commands = [line.split()[1:] for line in answer.out.splitlines() if line.startswith("  runspan ")]
+    commands = [shlex.split(line)[1:] for line in answer.out.splitlines() if line.startswith("  runspan ")]
     assert [run_program(command, environ).code for command in commands] == [0, 0, 0]
     assert "slow" not in answer.out
 

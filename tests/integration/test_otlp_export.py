@@ -12,6 +12,8 @@ from runspan.telemetry.exporter import METRICS, TRACES
 from support.exporting import start_export
 from support.otlp_receiver import Faults, OtlpReceiver, until
 
+#: What every exported span says of where it is from.
+_COMMON = {"runspan.run.id": "run-1", "runspan.rank": 0, "runspan.attempt": 0}
 _PROTOCOLS = pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 
 
@@ -27,7 +29,7 @@ def test_spans_and_metrics_arrive(protocol: str, compression: str) -> None:
         assert export.drain() < 0.5
         spans, points = receiver.spans, receiver.points
         assert [span.name for span in spans] == [f"span-{number}" for number in range(10)]
-        assert spans[0].attributes == {"answer": 42}
+        assert spans[0].attributes == {**_COMMON, "answer": 42}
         assert spans[0].resource["runspan.run.id"] == "run-1"
         assert spans[0].scope[0] == "runspan"
         assert spans[0].scope[2] == SCHEMA_URL
@@ -88,7 +90,7 @@ def test_a_large_batch_is_split(protocol: str) -> None:
         spans = receiver.spans
         assert {span.name for span in spans} == {f"span-{number}" for number in range(400)}
         assert len(spans) == 400
-        assert all(len(value) == 4096 for span in spans for value in span.attributes.values())
+        assert all(len(span.attributes[f"a{number}"]) == 4096 for span in spans for number in range(8))
         assert max(receiver.request_sizes) < 4 * 1024 * 1024
         assert len(receiver.request_sizes) <= 8
 
@@ -153,6 +155,7 @@ def test_unusual_values_cost_nothing_else(protocol: str) -> None:
         export.drain()
         assert [span.name for span in receiver.spans] == ["span-0", "odd\ufffd", "span-0"]
         assert receiver.spans[1].attributes == {
+            **_COMMON,
             "nan": "NaN",
             "seed": "18446744073709551615",
             "exact": 2**53 + 1,

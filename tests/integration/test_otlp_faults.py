@@ -81,6 +81,19 @@ def test_an_outage_is_survived(protocol: str) -> None:
 
 
 @_PROTOCOLS
+def test_buffers_stay_small_while_the_receiver_is_away(protocol: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Case 5: durations and observations are folded also while a request waits to be sent again."""
+    with caplog.at_level(logging.WARNING, "runspan"):
+        export = start_export(None, endpoint_of(protocol, refused_port(), "metrics"), metric_interval_s=0.05)
+        assert until(lambda: bool(caplog.records), timeout_s=5)
+        for _ in range(3):
+            export.metrics.durations.append((None, 1_000_000, None))
+            export.metrics.observations.append(("latency", "s", 0.1))
+            assert until(lambda: not export.metrics.durations and not export.metrics.observations, timeout_s=5)
+    export.drain(0.1)
+
+
+@_PROTOCOLS
 def test_retryable_answers_are_retried(protocol: str) -> None:
     """A receiver that is unavailable twice gets the same spans a third time, also within the drain."""
     faults = Faults(answers=deque([_UNAVAILABLE[protocol]] * 2))

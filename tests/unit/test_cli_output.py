@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+import sys
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -9,6 +12,8 @@ from hypothesis import strategies as st
 
 from runspan.cli._output import (
     clean,
+    command_line,
+    counted,
     format_age,
     format_bytes,
     format_duration,
@@ -16,6 +21,9 @@ from runspan.cli._output import (
     plain,
     sparkline,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_sparkline_rises_with_its_values() -> None:
@@ -71,6 +79,27 @@ def test_control_characters_are_escaped() -> None:
     """A name cannot move the cursor or break a line; letters of any script stay."""
     assert clean("a\x1b[2Jb\nc\u202e") == "a\\x1b[2Jb\\nc\\u202e"
     assert clean("perte_é 损失") == "perte_é 损失"
+
+
+@pytest.mark.parametrize("is_found", [True, False], ids=["on PATH", "not on PATH"])
+def test_a_command_that_is_shown_can_be_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_found: bool
+) -> None:
+    """It calls the program by its name only where the shell finds this one by that, and quotes what has spaces."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    program = folder / "runspan"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program), "demo"])
+    monkeypatch.setenv("PATH", str(folder if is_found else tmp_path))
+    called = "runspan" if is_found else str(program)
+    assert shlex.split(command_line("import", "/data/my runs")) == [called, "import", "/data/my runs"]
+
+
+def test_counted_things_have_their_plural() -> None:
+    """One thing, and several or none of it."""
+    assert [counted(1, "run"), counted(0, "run"), counted(4, "process")] == ["1 run", "0 runs", "4 processes"]
 
 
 def test_json_has_names_for_floats_that_it_cannot_write() -> None:

@@ -255,6 +255,18 @@ def test_default_database_is_in_the_root_folder(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "elsewhere.db").is_file()
 
 
+@pytest.mark.parametrize("word", ["none", "OFF"])
+def test_a_storage_that_is_turned_off_cannot_be_opened(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RUNSPAN_STORAGE=none is no database called none: opening it is an error that says what to give."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNSPAN_STORAGE", word)
+    with pytest.raises(ConfigError, match="turned off by RUNSPAN_STORAGE"):
+        open_storage()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_stored_is_there_when_opened_again(tmp_path: Path) -> None:
     """A database that is closed and opened again, or by two storages at once, has everything."""
     first, second = SqlStorage(tmp_path / "x.db"), SqlStorage(tmp_path / "x.db")

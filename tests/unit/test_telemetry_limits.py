@@ -217,3 +217,14 @@ def test_trimming_leaves_the_span_alone() -> None:
     assert encode_spans([trim_span(span, _NO_LIMITS)]) == first
     assert span.attributes is not None
     assert span.attributes["a"] == "x" * 9000
+
+
+def test_every_span_says_of_which_run_rank_and_attempt_it_is() -> None:
+    """A user's span, too, has the run's id, rank and attempt of its Resource, which no limit takes away."""
+    common: dict[str, Any] = {"runspan.run.id": "run-a", "runspan.rank": 3, "runspan.attempt": 1}
+    resource = Resource({**common, "service.name": "digits"})
+    span = ReadableSpan(
+        "s", context=_CONTEXT, attributes={"a": 1, "b": 2}, resource=resource, start_time=10, end_time=20
+    )
+    assert _exported(span).attributes == {**common, "a": 1, "b": 2}
+    assert common.items() <= _exported(span, SpanLimitSettings(attribute_count=1)).attributes.items()
