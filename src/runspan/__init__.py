@@ -124,7 +124,13 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'runspan' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    try:
+        module = import_module(home)
+    except ValueError:
+        # OpenTelemetry's SDK reads its limits as it is imported; say which variable it is.
+        import_module("runspan.config").TracingConfig.from_env()
+        raise
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

@@ -29,10 +29,14 @@ def default_root(environ: Mapping[str, str] | None = None, cwd: Path | None = No
         ConfigError: ``RUNSPAN_DIR`` names something that is not a folder, or the working directory is gone.
     """
     given = EnvReader(os.environ if environ is None else environ).text("RUNSPAN_DIR")
-    base = _working_directory() if cwd is None else cwd
-    if given is not None:
-        root = base / Path(given).expanduser()
-        if root.exists() and not root.is_dir():
+    given_path = None if given is None else Path(given).expanduser()
+    if given_path is not None and given_path.is_absolute():
+        base = given_path
+    else:
+        base = _working_directory() if cwd is None else cwd
+    if given_path is not None:
+        root = base / given_path
+        if os.path.exists(root) and not os.path.isdir(root):  # noqa: PTH110, PTH112 - Path raises for an overlong name
             raise ConfigError(
                 f"RUNSPAN_DIR={given!r} is not a folder: it takes a folder, which is created where it is missing"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -46,6 +45,8 @@ _DEFAULT_ENDPOINTS = {"grpc": "http://localhost:4317", "http/protobuf": "http://
 _FLAGS = ("tracing_enabled", "export_otlp", "strict", "capture_output", "stop_on_error", "stop_on_critical")
 _TEXTS = ("otlp_endpoint", "otlp_protocol", "otlp_certificate", "golden_trace_path", "trace_dir", "alert_webhook")
 _MIN_SECONDS = {"shutdown_timeout_s": 0.0, "fsync_interval_s": 0.0, "metric_interval_s": 0.001, "heartbeat_s": 0.001}
+#: A century: beyond it a deadline in nanoseconds fits into no clock's range.
+_MAX_SECONDS = 3.2e9
 _MIN_COUNTS = {"max_exported_spans": 1, "max_metric_keys": 0}
 _MIN_PART_BYTES = 1024
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -142,8 +143,8 @@ class TracingConfig:
         for name, minimum in _MIN_SECONDS.items():
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            in_range = is_number and math.isfinite(value) and value >= minimum
-            _require(in_range, name, value, f"a finite number of seconds from {minimum:g} up")
+            in_range = is_number and minimum <= value <= _MAX_SECONDS
+            _require(in_range, name, value, f"a number of seconds from {minimum:g} to {_MAX_SECONDS:g}")
             self._set(name, float(value))
         for name, minimum_count in {**_MIN_COUNTS, "max_file_bytes": _MIN_PART_BYTES}.items():
             value = getattr(self, name)

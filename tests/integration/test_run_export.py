@@ -80,7 +80,7 @@ def test_an_alert_is_exported_at_once(live: LiveRuns, receiver: OtlpReceiver) ->
 
 
 def test_exported_spans_are_those_of_the_file(live: LiveRuns, receiver: OtlpReceiver) -> None:
-    """What arrives has the file's ids, times, parents, attributes and resource; an uncaptured step's spans stay there."""
+    """What arrives has the file's ids, times, parents, attributes and resource; an uncaptured step's spans do not."""
     with live.start(**_to(receiver)) as run, run.span("outer", a=1) as span:
         late: Any = np.float32(1.5)
         span.set_attribute("b", late)
@@ -125,7 +125,7 @@ def test_attributes_in_their_exported_form(live: LiveRuns, receiver: OtlpReceive
 
 
 def test_large_batches_and_items(live: LiveRuns, receiver: OtlpReceiver) -> None:
-    """Case 6: 400 spans of 8 attributes of 4 KiB arrive below the 4 MiB limit; 6 MB in one is cut, and whole at home."""
+    """Case 6: 400 spans of 8 attributes of 4 KiB arrive below the 4 MiB limit; 6 MB in one is cut, whole at home."""
     with live.start(**_to(receiver), shutdown_timeout_s=10.0) as run:
         for index in range(400):
             with run.span(f"s{index}", **{f"a{number}": "x" * 4096 for number in range(8)}):

@@ -38,11 +38,13 @@ def _signal_when_ready(process: subprocess.Popen[str], number: signal.Signals) -
     process.send_signal(number)
 
 
-def _storm(tmp_path: Path, work: str, handler: str, count: int, spread_s: float = 0.03) -> list[dict[str, Any]]:
-    """End so many recording processes by SIGTERM at random moments; return how each ended, with its trace's lines."""
+def _storm(
+    tmp_path: Path, work: str, handler: str, count: int, number: signal.Signals = signal.SIGTERM
+) -> list[dict[str, Any]]:
+    """Signal so many recording processes at random moments; return how each ended, with its trace's lines."""
     command = [sys.executable, "-m", "support.termination", "--work", work, "--handler", handler]
     done = subprocess.run(
-        [*command, "--count", str(count), "--spread-s", str(spread_s)],
+        [*command, "--count", str(count), "--signal", number.name],
         cwd=_TESTS,
         env=Workplace(tmp_path).environ(RUNSPAN_STORAGE="none"),
         capture_output=True,
@@ -74,6 +76,17 @@ def test_sigterm_at_random_moments_of_a_tight_loop(
         assert (terminal["kind"], terminal["outcome"]) == ("terminal", "failed")
         assert (terminal["status"], terminal["reason"]) == ("cancelled", "SIGTERM")
         assert each["elapsed_s"] < 3.0
+
+
+@pytest.mark.parametrize("work", ["metrics", "spans", "steps", "journal"])
+def test_ctrl_c_at_random_moments_of_a_tight_loop(tmp_path: Path, work: str) -> None:
+    """Case 23: wherever KeyboardInterrupt strikes, it goes on to the caller, and the file is whole and Cancelled."""
+    for each in _storm(tmp_path, work, "default", 12, signal.SIGINT):
+        assert not each["hung"], each
+        assert each["exit"] == 45
+        assert (each["lines"][-1]["status"], each["lines"][-1]["reason"]) == ("cancelled", "KeyboardInterrupt")
+        started = [line["id"] for line in events_of(each["lines"], "span_start")]
+        assert sorted(started) == sorted(line["id"] for line in events_of(each["lines"], "span_end"))
 
 
 @pytest.mark.parametrize(("handler", "exit_code"), [("default", -signal.SIGTERM), ("returns", 44), ("raises", 43)])

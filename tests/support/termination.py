@@ -1,4 +1,4 @@
-"""Many recording processes, each ended by SIGTERM at a random moment: ``python -m support.termination``.
+"""Many recording processes, each sent a signal at a random moment: ``python -m support.termination``.
 
 The processes are forked from one that has imported runspan and has no Run and no thread of its own, so that hundreds
 start in seconds. Prints one JSON object a process: how it ended, how long after the signal, and how often the handler
@@ -33,7 +33,7 @@ _BATCH = 4
 #: The longest that the signal waits after the process has said that its loop runs.
 _SPREAD_S = 0.03
 _HUNG_S = 15.0
-_HANDLER_EXIT, _LOOP_EXIT = 43, 44
+_HANDLER_EXIT, _LOOP_EXIT, _INTERRUPTED_EXIT = 43, 44, 45
 
 
 class _Handlers:
@@ -123,6 +123,8 @@ def _child(arguments: argparse.Namespace, report: int, index: int) -> None:
         _train(arguments.work, handlers, report, f"{arguments.work}-{arguments.handler}-{index}")
     except SystemExit as ending:
         code = int(ending.code or 0)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED_EXIT
     finally:
         os._exit(code)
 
@@ -139,13 +141,13 @@ class _Watched:
             _child(arguments, write, index)
         os.close(write)
 
-    def terminate(self, delay_s: float) -> None:
-        """Wait until its loop runs, and then as long as told, and send the signal."""
+    def send(self, number: signal.Signals, delay_s: float) -> None:
+        """Wait until its loop runs, and then as long as told, and send a signal."""
         ready, _, _ = select.select([self._read], [], [], _HUNG_S)
         if not ready or os.read(self._read, 1) != b"r":
             raise AssertionError(f"process {self.index} did not start to record")
         time.sleep(delay_s)
-        os.kill(self._pid, signal.SIGTERM)
+        os.kill(self._pid, number)
         self._signalled_s = time.monotonic()
 
     def result(self) -> dict[str, object]:
@@ -175,14 +177,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", choices=[*_WORK, "threads", "finish"], required=True)
     parser.add_argument("--handler", choices=["default", "returns", "raises"], required=True)
+    parser.add_argument("--signal", choices=["SIGTERM", "SIGINT"], default="SIGTERM")
     parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--spread-s", type=float, default=_SPREAD_S)
     arguments = parser.parse_args()
     delays = random.Random(0)  # noqa: S311 - the processes' own timing is random enough
     for first in range(0, arguments.count, _BATCH):
         batch = [_Watched(arguments, index) for index in range(first, min(first + _BATCH, arguments.count))]
         for watched in batch:
-            watched.terminate(delays.uniform(0, arguments.spread_s))
+            watched.send(signal.Signals[arguments.signal], delays.uniform(0, _SPREAD_S))
         for watched in batch:
             sys.stdout.write(json.dumps(watched.result()) + "\n")
             sys.stdout.flush()

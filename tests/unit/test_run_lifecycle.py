@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import pickle
 import signal
 import threading
@@ -20,6 +21,7 @@ from runspan.importer import import_run_directory
 from runspan.records import RunStatus
 from runspan.storage import InMemoryStorage, SqlStorage
 from runspan.tracefile.layout import RunDirectory
+from support.otlp_receiver import until
 from support.programs import events_of, kinds_of, lines_of
 
 if TYPE_CHECKING:
@@ -206,6 +208,9 @@ def test_nothing_holds_a_finished_run(live: LiveRuns) -> None:
     processor = run.span_processor
     reference = weakref.ref(run._session)
     del run
+    for thread in threading.enumerate():
+        if thread.name.startswith("runspan-"):  # one may be in the middle of its last work
+            thread.join(5)
     gc.collect()
     assert reference() is None
     assert processor.open_spans == []
@@ -673,16 +678,80 @@ def test_a_child_with_a_rank_of_its_own_is_a_rank(live: LiveRuns, monkeypatch: p
     assert sorted(path.name for path in run.directory.iterdir()) == ["rank-00000.jsonl", "rank-00001.jsonl"]
 
 
+def test_a_heartbeat_survives_what_it_measures(live: LiveRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that raises costs the measurement, not the heartbeat by which the run is known to live."""
+
+    def broken(_: object) -> None:
+        raise RuntimeError("driver")
+
+    monkeypatch.setattr("runspan.usage.UsageSampler.sample", broken)
+    run = live.start(heartbeat_s=0.05)
+    assert until(lambda: len(events_of(live.lines(run), "usage")) > 2)
+    assert set(events_of(live.lines(run), "usage")[0]) == {"kind", "timestamp_ns", "time_unix_nano"}
+
+
+def test_the_file_is_synced_at_its_ends_and_as_often_as_asked(live: LiveRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsync at meta and terminal; in between only with fsync_interval_s."""
+    synced: list[int] = []
+    monkeypatch.setattr("runspan.tracefile.writer.os.fsync", synced.append)
+    never = live.start()
+    for _ in range(100):
+        never.log_metric("loss", 1.0)
+    assert len(synced) == 1
+    never.finish()
+    assert len(synced) == 2
+    live.start(fsync_interval_s=0.02)
+    assert until(lambda: len(synced) > 5)
+
+
+def test_a_log_handler_may_record_into_the_run(live: LiveRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that turns log records into events, on many threads and a failing disk, neither deadlocks nor recurses."""
+    run = live.start()
+
+    class Recorder(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            run.event("log", text=record.getMessage())
+            run.log_metric("not a number", "x")
+
+    write = os.write
+
+    def failing(descriptor: int, data: bytes) -> int:
+        if b'"loss"' in data:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data)
+
+    handler = Recorder()
+    logging.getLogger("runspan").addHandler(handler)
+    monkeypatch.setattr("runspan.tracefile.writer.os.write", failing)
+    try:
+
+        def log(number: int) -> None:
+            for index in range(50):
+                run.log_metric("loss", 1.0)
+                run.log_metric(f"bad {number} {index}", "x")
+            with run.span("s") as span:
+                pass
+            span.set_attribute("late", 1)
+
+        threads = [threading.Thread(target=log, args=(number,), daemon=True) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in threads)
+        run.finish()
+        run.log_metric("late", 1.0)
+    finally:
+        logging.getLogger("runspan").removeHandler(handler)
+    texts = [event["attributes"]["text"] for event in events_of(live.lines(run), "event", name="log")]
+    assert len(texts) > 300
+    assert len([text for text in texts if "cannot be written" in text]) == 1
+
+
 def test_heartbeats_are_usage_lines(live: LiveRuns) -> None:
     """A run shows that it lives: a usage line at once and then each heartbeat, with its two times."""
     run = live.start(heartbeat_s=0.05)
-    seen = threading.Event()
-    for _ in range(200):
-        if len(events_of(live.lines(run), "usage")) > 2:
-            seen.set()
-            break
-        threading.Event().wait(0.02)
-    assert seen.is_set()
+    assert until(lambda: len(events_of(live.lines(run), "usage")) > 2)
     for line in events_of(live.lines(run), "usage"):
         assert line["memory_total"] > 0
         assert {"timestamp_ns", "time_unix_nano"} <= line.keys()

@@ -59,6 +59,8 @@ class _CaptureFile(FileWriter):
         with self._run_writer.inside():
             return super().write(event)
 
+    write_plain = write
+
 
 class Capture:
     """One captured step of this rank: its ``step`` span is a root in the step's trace, its file holds that trace alone.

@@ -126,13 +126,14 @@ class PointConsumer:
         self._progress = 0
         #: Whether the last write failed.
         self.is_failing = False
+        self._is_closed = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="runspan-recorder", daemon=True)
         self._thread.start()
 
     def submit(self, task: Callable[[ExperimentStorage], None]) -> None:
-        """Do something with the storage on the background thread; nothing without a storage."""
-        if self._storage is not None:
+        """Do something with the storage on the background thread; nothing without a storage, or after the end."""
+        if self._storage is not None and not self._is_closed:
             self._tasks.put(task)
 
     def refresh(self) -> None:
@@ -164,6 +165,7 @@ class PointConsumer:
 
     def close(self) -> None:
         """Store what waits and end the thread; does not wait."""
+        self._is_closed = True
         self._tasks.put(None)
 
     def finish(self, patience_s: float) -> bool:

@@ -6,13 +6,13 @@ import threading
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from runspan.records import ResourceSnapshot
 from runspan.tracefile.events import Event, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runspan._clock import Clock
-    from runspan.records import ResourceSnapshot
     from runspan.telemetry.processor import TraceStart
     from runspan.tracefile.writer import TraceWriter
 
@@ -114,7 +114,10 @@ class Heartbeat:
             job()
 
     def _beat(self) -> None:
-        usage = self._sample()
+        try:
+            usage = self._sample()
+        except Exception:  # noqa: BLE001 - the heart must beat, whatever a driver has thrown
+            usage = ResourceSnapshot()
         time_unix_nano = self._clock.time_ns()
         timestamp_ns = self._clock.monotonic_ns() - self._start.monotonic_ns
         fields = {name: getattr(usage, name) for name in usage.__struct_fields__}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from runspan import semconv
@@ -25,9 +26,14 @@ if TYPE_CHECKING:
     from runspan.storage.base import ExperimentStorage
     from runspan.tracefile.layout import RunDirectory
 
+    _Write = Callable[[ExperimentStorage, Mapping[str, Any]], None]
+
 __all__ = ["Journal"]
 
 logger = logging.getLogger("runspan")
+
+#: Whether the calling context is inside the log record of an alert.
+_is_logging_alert: ContextVar[bool] = ContextVar("runspan_is_logging_alert", default=False)
 
 _LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
@@ -40,7 +46,7 @@ class Journal:
         self._params: dict[str, Any] = {}
         self._tags: dict[str, str] = {}
         #: What waits to be stored, by how it is stored: many calls become one transaction.
-        self._unstored: dict[Callable[..., None], dict[str, Any]] = {}
+        self._unstored: dict[_Write, list[dict[str, Any]]] = {}
         self.should_stop = False
 
     def log_params(self, params: Any) -> None:
@@ -75,22 +81,18 @@ class Journal:
         session.otel.set_run_attributes({f"{semconv.Attr.TAG_PREFIX}{key}": value for key, value in plain.items()})
         self._store_soon(session.store.set_tags, plain)
 
-    def _store_soon(
-        self, write: Callable[[ExperimentStorage, Mapping[str, Any]], None], values: dict[str, Any]
-    ) -> None:
-        """Have parameters or tags stored in the background, together with those that wait already."""
+    def _store_soon(self, write: _Write, values: dict[str, Any]) -> None:
+        """Have parameters or tags stored in the background, in one transaction with those that wait already."""
         session = self._session
         consumer = session.consumer
         if consumer is None:
             return
         with session.writer.lock:
-            waiting = self._unstored.get(write)
-            if waiting is None:
-                batch = self._unstored[write] = dict(values)
-            else:
-                waiting.update(values)
+            batch = self._unstored.setdefault(write, [])
+            batch.append(values)
+            is_first = len(batch) == 1
         session.writer.run_deferred()
-        if waiting is not None:
+        if not is_first:
             return
 
         def store(storage: ExperimentStorage) -> None:
@@ -98,7 +100,7 @@ class Journal:
                 if self._unstored.get(write) is batch:
                     del self._unstored[write]
             session.writer.run_deferred()
-            write(storage, batch)
+            _write_batch(storage, write, batch)
 
         consumer.submit(store)
 
@@ -139,7 +141,12 @@ class Journal:
             level = AlertLevel.WARNING
         level = AlertLevel(level)
         alert = Alert(redactor.redact_text(text_of(title)), redactor.redact_text(text_of(text)), level, rule)
-        logger.log(_LOG_LEVELS[level], "run %s: %s: %s", session.spec.run_id, alert.title, alert.text)
+        if not _is_logging_alert.get():  # a logging handler may itself raise an alert for what it is given
+            token = _is_logging_alert.set(True)
+            try:
+                logger.log(_LOG_LEVELS[level], "run %s: %s: %s", session.spec.run_id, alert.title, alert.text)
+            finally:
+                _is_logging_alert.reset(token)
         self.event("alert", level=level, message=alert.title, attributes={"text": alert.text, "rule": rule})
         session.otel.alert(alert)
         with session.writer.lock:
@@ -203,6 +210,34 @@ class Journal:
         if session.consumer is not None:
             session.consumer.submit(lambda storage: session.store.log_artifact(storage, record))
         return stored.hash
+
+
+def _write_batch(storage: ExperimentStorage, write: _Write, batch: list[dict[str, Any]]) -> None:
+    """Store mappings in one transaction, or each in its own when one of them is refused; keep what failed in the list.
+
+    Raises:
+        Exception: what the storage raised; at the second failure in a row it is taken for out of reach.
+    """
+    try:
+        write(storage, {key: value for values in batch for key, value in values.items()})
+    except Exception as error:  # noqa: BLE001 - it is raised below, unless another try of each succeeds
+        problem: Exception = error
+    else:
+        return
+    if len(batch) > 1:
+        has_failed = False
+        for values in list(batch):
+            try:
+                write(storage, values)
+            except Exception as error:
+                if has_failed:
+                    raise
+                has_failed, problem = True, error
+            else:
+                has_failed = False
+                batch.remove(values)
+    if batch:
+        raise problem
 
 
 def _store(

@@ -13,7 +13,7 @@ from runspan import ids, semconv
 from runspan._clock import SystemClock
 from runspan._run.captures import StepCaptures
 from runspan._run.identity import common_attributes, rank_attributes, run_attributes
-from runspan._run.scopes import FileSpanScope, SpanScope, make_current, restore
+from runspan._run.scopes import FileSpanScope, HiddenSpanScope, SpanScope, make_current, restore
 from runspan._run.spans import Spans
 from runspan.config import endpoints
 from runspan.errors import TraceFormatError
@@ -72,6 +72,7 @@ class OtelSide:
         self._run_span: RecordedSpan | None = None
         self._rank_span: RecordedSpan | None = None
         self._pipeline = self._build_pipeline() if export else None
+        self._exports_spans = self._pipeline is not None and spec.config.export_traces
         #: Whether somebody takes durations and observations out of the session's state.
         self.exports_metrics = self._pipeline is not None and spec.config.export_metrics
         #: Says which steps are captured; None where none is.
@@ -119,11 +120,17 @@ class OtelSide:
         entered = make_current(self._rank_span or trace.NonRecordingSpan(self.spans.rank_context), previous)
         return lambda: restore(entered, previous)
 
-    def scope(self, name: str, attributes: Mapping[str, Any], *, file_only: bool) -> AbstractContextManager[trace.Span]:
+    def scope(self, name: str, attributes: Mapping[str, Any]) -> AbstractContextManager[trace.Span]:
         """Return a span as a context manager; one that records nothing when tracing is off."""
-        if self.spans is None:
+        spans = self.spans
+        if spans is None:
             return nullcontext(trace.INVALID_SPAN)
-        return FileSpanScope(self.spans, name, attributes) if file_only else SpanScope(self.spans, name, attributes)
+        return SpanScope(spans, name, attributes) if self._exports_spans else FileSpanScope(spans, name, attributes)
+
+    def hidden_scope(self, name: str, attributes: Mapping[str, Any]) -> AbstractContextManager[trace.Span]:
+        """Return a span of the file that the OpenTelemetry context does not show."""
+        spans = self.spans
+        return nullcontext(trace.INVALID_SPAN) if spans is None else HiddenSpanScope(spans, name, attributes)
 
     def captured_scope(
         self, capture: Capture, name: str, attributes: Mapping[str, Any]
@@ -146,8 +153,10 @@ class OtelSide:
 
     def long_scope(self, name: str, attributes: Mapping[str, Any]) -> AbstractContextManager[trace.Span]:
         """Return a span that rank 0 exports and shows while it is open, and that stands in the file alone elsewhere."""
-        if self.spans is None or self._session.spec.context.rank != 0:
-            return self.scope(name, attributes, file_only=True)
+        if self._session.spec.context.rank != 0:
+            return self.hidden_scope(name, attributes)
+        if self.spans is None or not self._exports_spans:
+            return self.scope(name, attributes)
         return SpanScope(self.spans, name, attributes, self._show)
 
     def set_run_attributes(self, attributes: Mapping[str, Any]) -> None:
@@ -241,6 +250,7 @@ class OtelSide:
         if self._pipeline is not None:
             self._pipeline.reinit_in_child()
         self._pipeline = None
+        self._exports_spans = False
         self.captures = None
         self._run_span = self._rank_span = None
 
@@ -351,9 +361,9 @@ class OtelSide:
             if span.get_span_context().span_id in long_ids:
                 continue
             scope = span.instrumentation_scope
-            if scope is not None and scope.name == semconv.SCOPE_NAME:
+            if scope is not None and scope.name == semconv.SCOPE_NAME and span.is_recording():
                 span.end()
-            else:  # a host program's span, which is not ours to end
+            else:  # a host program's span, which is not ours to end; or one whose end an exception has cut in two
                 self.processor.end_now(span)
 
     def _child_spans(self) -> Iterator[ReadableSpan]:

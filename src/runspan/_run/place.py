@@ -45,7 +45,10 @@ def find_place(spec: RunSpec, storage: ExperimentStorage | None) -> Place:
     else:
         directory = RunDirectory.of_run(trace_dir, spec.run_id)
         folder = directory.rank_folder(rank, spec.context.world_size)
-        earlier = directory.attempts_of(rank)
+        try:
+            earlier = directory.attempts_of(rank)
+        except OSError as error:
+            raise _unusable(folder, error) from error
     if spec.parent is not None:
         _create(folder, trace_dir)
         return Place(directory, folder, spec.parent.attempt, [])
@@ -163,10 +166,7 @@ def _create(folder: Path | None, trace_dir: Path | None) -> None:
             ensure_root(trace_dir.parent)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"the run directory {folder} cannot be created ({error.strerror}): set RUNSPAN_DIR or trace_dir to a"
-            " folder that can be written to"
-        ) from error
+        raise _unusable(folder, error) from error
 
 
 def _is_root(folder: Path) -> bool:
@@ -178,3 +178,10 @@ def _stored_attempts(storage: ExperimentStorage, run_id: str, rank: int) -> list
         return storage.attempts(run_id, rank)
     except Exception:  # noqa: BLE001 - a storage that cannot answer must not stop a training
         return []
+
+
+def _unusable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the run directory {folder} cannot be created ({error.strerror}): set RUNSPAN_DIR or trace_dir to a folder"
+        " that can be written to"
+    )

@@ -153,13 +153,15 @@ class Recording:
         The parent is the current span if it is of this run, else this process's ``rank`` span. Entering returns the
         span, whose attributes may be any Python values.
         """
-        if not self._is_open("span"):
-            return nullcontext(trace.INVALID_SPAN)
         session = self._session
+        if session.ending.status is not None and not self._is_open("span"):
+            return nullcontext(trace.INVALID_SPAN)
         step = session.steps.active()
-        if step is not None and step.capture is not None:
+        if step is None:
+            return session.otel.scope(name, attributes)
+        if step.capture is not None:
             return session.otel.captured_scope(step.capture, name, attributes)
-        return session.otel.scope(name, attributes, file_only=step is not None)
+        return session.otel.hidden_scope(name, attributes)
 
     def epoch(self, n: int) -> AbstractContextManager[trace.Span]:
         """Time an epoch."""
@@ -192,7 +194,7 @@ class Recording:
             return CapturedPhaseScope(step, name, self._session.otel.captured_scope(step.capture, name, {}))
         if not self._is_open("phase"):
             return nullcontext(trace.INVALID_SPAN)
-        return self._session.otel.scope(name, {}, file_only=True)
+        return self._session.otel.hidden_scope(name, {})
 
     def steps(self, iterable: Iterable[T], total: int | None = None, progress: bool | None = None) -> Iterator[T]:
         """Yield the items of a loop, one step an item, the wait for each item timed as data.

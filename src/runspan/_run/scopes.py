@@ -4,36 +4,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import context as otel_context
-from opentelemetry import trace
+from opentelemetry.context import attach, get_current
+from opentelemetry.trace import TraceFlags, get_current_span, set_span_in_context
 
-from runspan.telemetry.processor import file_parent
+from runspan.telemetry.processor import FileParent, file_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+
     from runspan._run.spans import RecordedSpan, Spans
     from runspan.telemetry.processor import TraceStart
 
-__all__ = ["FileSpanScope", "SpanScope", "make_current", "restore"]
+__all__ = ["FileSpanScope", "HiddenSpanScope", "SpanScope", "make_current", "restore"]
+
+_UNSAMPLED = TraceFlags(TraceFlags.DEFAULT)
 
 
-def make_current(span: trace.Span, previous: otel_context.Context) -> otel_context.Context:
+def make_current(span: trace.Span, previous: Context) -> Context:
     """Make a span the current one; return the context that is then current, for :func:`restore`."""
-    entered = trace.set_span_in_context(span, previous)
-    otel_context.attach(entered)
+    entered = set_span_in_context(span, previous)
+    attach(entered)
     return entered
 
 
-def restore(entered: otel_context.Context, previous: otel_context.Context) -> None:
+def restore(entered: Context, previous: Context) -> None:
     """Put back what was current before, unless something else is current now.
 
     ``context.detach`` logs an error when a generator is closed in another context than it was started in; setting the
     earlier context again does the same work without.
     """
-    if otel_context.get_current() is entered:
-        otel_context.attach(previous)
+    if get_current() is entered:
+        attach(previous)
 
 
 class SpanScope:
@@ -67,11 +72,11 @@ class SpanScope:
 
     def __enter__(self) -> trace.Span:
         spans = self._spans
-        self._previous = previous = otel_context.get_current()
-        self._span = span = spans.begin(
-            self._name, self._attributes, context=spans.parent(previous), origin=self._origin
-        )
-        self._entered = make_current(span, previous)
+        self._previous = previous = get_current()
+        parent = spans.parent(previous)
+        self._span = span = spans.begin(self._name, self._attributes, context=parent, origin=self._origin)
+        self._entered = entered = set_span_in_context(span, previous)
+        attach(entered)
         if self._on_start is not None:
             self._on_start(span)
         return span
@@ -84,14 +89,56 @@ class SpanScope:
     ) -> None:
         if exception is not None and not isinstance(exception, GeneratorExit):
             self._spans.fail(self._span, exception)
-        restore(self._entered, self._previous)
+        if get_current() is self._entered:  # see restore
+            attach(self._previous)
         self._span.end()
 
 
 class FileSpanScope:
-    """A span of the file alone as a context manager: the parent of the file's spans that are started inside.
+    """A span of the file as a context manager, which nobody exports: current like any other while it is entered.
 
     Entering returns the span, whose attributes may be any Python values.
+
+    Args:
+        spans: where it is started.
+        name: its name.
+        attributes: its first attributes.
+    """
+
+    __slots__ = ("_attributes", "_entered", "_name", "_previous", "_span", "_spans")
+
+    def __init__(self, spans: Spans, name: str, attributes: Mapping[str, Any]) -> None:
+        self._spans = spans
+        self._name = name
+        self._attributes = attributes
+
+    def __enter__(self) -> trace.Span:
+        spans = self._spans
+        self._previous = previous = get_current()
+        parent = get_current_span(previous).get_span_context()
+        self._span = span = spans.begin_in_file(self._name, self._attributes, parent, spans.rank_context.trace_flags)
+        self._entered = entered = set_span_in_context(span, previous)
+        attach(entered)
+        return span
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        exception_traceback: TracebackType | None,
+    ) -> None:
+        if exception is not None and not isinstance(exception, GeneratorExit):
+            self._spans.fail(self._span, exception)
+        if get_current() is self._entered:  # see restore
+            attach(self._previous)
+        self._spans.end_in_file(self._span)
+
+
+class HiddenSpanScope:
+    """A span of the file that the OpenTelemetry context does not show, so that no exported span names it as parent.
+
+    It is the parent of the file's spans that are started inside. Entering returns the span, whose attributes may be any
+    Python values.
 
     Args:
         spans: where it is started.
@@ -107,10 +154,14 @@ class FileSpanScope:
         self._attributes = attributes
 
     def __enter__(self) -> trace.Span:
-        self._span, own = self._spans.begin_in_file(self._name, self._attributes)
+        spans = self._spans
+        parent = get_current_span().get_span_context()
+        if parent.trace_id != spans.rank_context.trace_id:
+            parent = spans.rank_context
+        self._span = span = spans.begin_in_file(self._name, self._attributes, parent, _UNSAMPLED)
         self._outer = file_parent.get()
-        file_parent.set(own)
-        return self._span
+        file_parent.set(FileParent(span.id_hex, parent.span_id))
+        return span
 
     def __exit__(
         self,

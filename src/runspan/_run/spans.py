@@ -12,7 +12,7 @@ from opentelemetry.trace import Status, StatusCode, format_span_id, format_trace
 from runspan._plain import plain_value, text_of
 from runspan._run.failures import describe_error, format_traceback
 from runspan._run.values import is_array
-from runspan.telemetry.processor import FileParent, file_attributes
+from runspan.telemetry.processor import file_attributes, is_exact, span_link
 from runspan.tracefile.events import OtelContext, SpanEnd, SpanEvent, SpanStart, SpanStatus
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from runspan._run.notices import Notices
     from runspan.redaction import Redactor
     from runspan.telemetry.processor import RunTraceProcessor, TraceStart
+    from runspan.tracefile.events import SpanLink
     from runspan.tracefile.writer import TraceWriter
 
 __all__ = ["FileSpan", "RecordedSpan", "Spans"]
@@ -126,41 +127,88 @@ class RecordedSpan(trace.Span):
             change(*arguments)
 
 
-class FileSpan(trace.NonRecordingSpan):
-    """A span that stands in the trace file alone; OpenTelemetry never sees it."""
+class FileSpan(trace.Span):
+    """A span of the trace file that nobody exports: the SDK has no part in it, which makes it cheap.
 
-    def __init__(
-        self, context: trace.SpanContext, clean: Callable[[Mapping[str, Any]], Mapping[str, Any]], clock: Clock
-    ) -> None:
-        super().__init__(context)
-        self._clean = clean
-        self._clock = clock
-        self.attributes: dict[str, Any] = {}
-        self.events: list[SpanEvent] = []
-        self.status: SpanStatus | None = None
+    Args:
+        spans: who started it.
+        context: its ids.
+        began_monotonic_ns: when it began.
+    """
+
+    __slots__ = ("_attributes", "_context", "_events", "_links", "_spans", "_status", "began_monotonic_ns", "id_hex")
+
+    def __init__(self, spans: Spans, context: trace.SpanContext, id_hex: str, began_monotonic_ns: int) -> None:
+        self._spans = spans
+        self._context = context
+        self.id_hex = id_hex
+        self.began_monotonic_ns = began_monotonic_ns
+        # Most spans never change: what would hold changes is made by the first one.
+        self._attributes: dict[str, Any] | None = None
+        self._events: list[SpanEvent] | None = None
+        self._links: list[SpanLink] | None = None
+        self._status: SpanStatus | None = None
+
+    def get_span_context(self) -> trace.SpanContext:
+        """Return the span's context."""
+        return self._context
 
     def is_recording(self) -> bool:
-        """Whether what is set is kept: it is, until the end."""
-        return True
+        """Whether the span has not ended."""
+        return self._spans.is_open_in_file(self)
 
     def set_attributes(self, attributes: Mapping[str, types.AttributeValue]) -> None:
         """Set attributes of any Python values."""
-        self.attributes.update(self._clean(attributes))
+        self._attributes = {**(self._attributes or {}), **self._spans.clean(attributes)}
 
     def set_attribute(self, key: str, value: types.AttributeValue) -> None:
         """Set one attribute of any Python value."""
-        self.attributes.update(self._clean({key: value}))
+        self.set_attributes({key: value})
+
+    def add_event(self, name: str, attributes: types.Attributes = None, timestamp: int | None = None) -> None:
+        """Add an event."""
+        plain = file_attributes(self._spans.clean(attributes or {}))
+        time_unix_nano = self._spans.clock.time_ns() if timestamp is None else timestamp
+        self._events = [*(self._events or ()), SpanEvent(name, time_unix_nano, plain or None)]
+
+    def add_link(self, context: trace.SpanContext, attributes: types.Attributes = None) -> None:
+        """Add a link."""
+        link = span_link(trace.Link(context, self._spans.clean(attributes or {})))
+        self._links = [*(self._links or ()), link]
+
+    def update_name(self, name: str) -> None:
+        """Do nothing: the file keeps the name that the span was started with."""
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
         """Set the status."""
         code = status.status_code if isinstance(status, Status) else status
         text = status.description if isinstance(status, Status) else description
-        self.status = None if code is StatusCode.UNSET else SpanStatus(code.name.lower(), text)
+        self._status = None if code is StatusCode.UNSET else SpanStatus(code.name.lower(), text)
 
-    def add_event(self, name: str, attributes: types.Attributes = None, timestamp: int | None = None) -> None:
-        """Add an event."""
-        plain = file_attributes(self._clean(attributes or {}))
-        self.events.append(SpanEvent(name, self._clock.time_ns() if timestamp is None else timestamp, plain or None))
+    def record_exception(
+        self,
+        exception: BaseException,
+        attributes: types.Attributes = None,  # noqa: ARG002 - trace.Span's signature
+        timestamp: int | None = None,  # noqa: ARG002 - as above
+        escaped: bool = False,  # noqa: ARG002 - as above
+    ) -> None:
+        """Record an exception as an event."""
+        self._spans.record_exception(self, exception)
+
+    def end(self, end_time: int | None = None) -> None:  # noqa: ARG002 - trace.Span's signature
+        """End the span; a second time nothing."""
+        self._spans.end_in_file(self)
+
+    def end_event(self, duration_ns: int) -> SpanEnd:
+        """Describe the end of the span."""
+        return SpanEnd(
+            id=self.id_hex,
+            duration_ns=duration_ns,
+            status=self._status,
+            attributes=file_attributes(self._attributes) if self._attributes else None,
+            events=self._events,
+            links=self._links,
+        )
 
 
 class Spans:
@@ -200,7 +248,8 @@ class Spans:
         self.new_span_id = new_span_id
         self._notices = notices
         self._redactor = redactor
-        self._open_in_file: dict[int, tuple[FileSpan, int]] = {}
+        self._open_in_file: dict[int, FileSpan] = {}
+        self._trace_id_hex = format_trace_id(rank_context.trace_id)
         self._rank_otel_context = trace.set_span_in_context(
             trace.NonRecordingSpan(rank_context), otel_context.Context()
         )
@@ -250,19 +299,33 @@ class Spans:
             began_unix_nano = clock.time_ns()
         else:
             began_unix_nano = origin.time_unix_nano + began_monotonic_ns - origin.monotonic_ns
-        span = self.tracer.start_span(
-            name if type(name) is str else text_of(name),
-            self.parent() if context is None else context,
-            attributes=self.clean(attributes),
-            links=links,
-            start_time=began_unix_nano if start_time is None else start_time,
+        if is_exact(attributes):
+            plain, in_file = attributes, attributes
+        else:
+            plain = self.clean(attributes)
+            in_file = file_attributes(plain)
+        span = cast(
+            "SdkSpan",
+            self.tracer.start_span(
+                name if type(name) is str else text_of(name),
+                self.parent() if context is None else context,
+                attributes=plain,
+                links=links,
+                start_time=began_unix_nano if start_time is None else start_time,
+            ),
         )
         # Whoever changes the span does so through the RecordedSpan, which tells the processor.
-        self.processor.expect_no_change(span.get_span_context().span_id)
-        return RecordedSpan(cast("SdkSpan", span), self, began_unix_nano, began_monotonic_ns)
+        earlier_ns = 0 if start_time is None else began_unix_nano - start_time
+        self.processor.write_start(span, in_file, links, began_monotonic_ns - earlier_ns)
+        return RecordedSpan(span, self, began_unix_nano, began_monotonic_ns)
 
     def fail(self, span: trace.Span, error: BaseException) -> None:
         """Record an exception on a span and set its status."""
+        self.record_exception(span, error)
+        span.set_status(StatusCode.ERROR, describe_error(error, self._redactor))
+
+    def record_exception(self, span: trace.Span, error: BaseException) -> None:
+        """Record an exception on a span, secrets hidden."""
         span.add_event(
             "exception",
             {
@@ -271,55 +334,57 @@ class Spans:
                 "exception.stacktrace": format_traceback(error, self._redactor),
             },
         )
-        span.set_status(StatusCode.ERROR, describe_error(error, self._redactor))
 
-    def begin_in_file(self, name: str, attributes: Mapping[str, Any]) -> tuple[FileSpan, FileParent]:
-        """Start a span in the file alone; return it, and itself as a parent."""
-        otel_parent = trace.get_current_span().get_span_context()
-        if otel_parent.trace_id != self.rank_context.trace_id:
-            otel_parent = self.rank_context
-        context = trace.SpanContext(self.rank_context.trace_id, self.new_span_id(), is_remote=False)
-        span_id = format_span_id(context.span_id)
-        now = self.clock.monotonic_ns()
-        plain = self.clean(attributes)
-        self.writer.write(
+    def begin_in_file(
+        self, name: str, attributes: Mapping[str, Any], parent: trace.SpanContext, flags: trace.TraceFlags
+    ) -> FileSpan:
+        """Start a span of the file that nobody exports.
+
+        Args:
+            name: its name.
+            attributes: of any Python values.
+            parent: its parent in the OpenTelemetry context; of another trace: ``rank`` is its parent.
+            flags: its W3C trace flags; unsampled for a span that the OpenTelemetry context does not show.
+        """
+        rank, clock = self.rank_context, self.clock
+        if parent.trace_id != rank.trace_id:
+            parent = rank
+        context = trace.SpanContext(rank.trace_id, self.new_span_id(), is_remote=False, trace_flags=flags)
+        id_hex, parent_hex = format_span_id(context.span_id), format_span_id(parent.span_id)
+        began_ns = clock.monotonic_ns()
+        span = FileSpan(self, context, id_hex, began_ns)
+        is_in_file = self.writer.write_plain(
             SpanStart(
-                id=span_id,
-                parent_id=self.processor.parent_in_file(otel_parent),
-                name=text_of(name),
-                start_ns=now - self.start.monotonic_ns,
-                time_unix_nano=self.clock.time_ns(),
+                id=id_hex,
+                parent_id=self.processor.parent_in_file(parent, parent_hex),
+                name=name if type(name) is str else text_of(name),
+                start_ns=began_ns - self.start.monotonic_ns,
+                time_unix_nano=clock.time_ns(),
                 span_kind="function",
-                attributes=file_attributes(plain) if plain else None,
-                otel=OtelContext(format_trace_id(context.trace_id), format_span_id(otel_parent.span_id), flags=0),
+                attributes=(attributes if is_exact(attributes) else file_attributes(self.clean(attributes))) or None,
+                otel=OtelContext(self._trace_id_hex, parent_hex, flags=None if flags.sampled else 0),
             )
         )
-        span = FileSpan(context, self.clean, self.clock)
-        self._open_in_file[context.span_id] = span, now
-        return span, FileParent(span_id, otel_parent.span_id)
+        if is_in_file:  # without its start there is no end
+            self._open_in_file[context.span_id] = span
+        return span
 
     def end_in_file(self, span: FileSpan) -> None:
-        """End a span that stands in the file alone; a second time nothing."""
-        span_id = span.get_span_context().span_id
-        _, began_monotonic_ns = self._open_in_file.pop(span_id, (None, None))
-        if began_monotonic_ns is None:
-            return
-        self.writer.write(
-            SpanEnd(
-                id=format_span_id(span_id),
-                duration_ns=self.clock.monotonic_ns() - began_monotonic_ns,
-                status=span.status,
-                attributes=file_attributes(span.attributes) if span.attributes else None,
-                events=span.events or None,
-            )
-        )
+        """End a span of the file; a second time nothing."""
+        if self._open_in_file.pop(span.get_span_context().span_id, None) is not None:
+            self.writer.write_plain(span.end_event(self.clock.monotonic_ns() - span.began_monotonic_ns))
+
+    def is_open_in_file(self, span: FileSpan) -> bool:
+        """Whether a span of the file has not ended."""
+        return span.get_span_context().span_id in self._open_in_file
 
     def end_open_in_file(self) -> None:
         """End what is open in the file alone, innermost first."""
-        for span, _ in reversed(list(self._open_in_file.values())):
+        for span in reversed(list(self._open_in_file.values())):
             self.end_in_file(span)
 
     def after_fork_in_child(self, writer: TraceWriter, start: TraceStart) -> None:
         """Go on in a child process's file."""
         self.writer, self.start = writer, start
+        self.processor.keep_outside(self._open_in_file)
         self._open_in_file = {}

@@ -90,7 +90,7 @@ class Answer:
         rejected: spans or points of an accepted request that the receiver did not take.
         retry_after_s: how long it asks to wait before a retry, None without a wish.
         detail: for a person; free of our credentials, unless the receiver repeats them.
-        code: gRPC's name of the status, which may be made up on this side, or HTTP's number; empty without an answer.
+        code: gRPC's name of the status, or HTTP's number; empty for OTLP's own acceptance, and without an answer.
     """
 
     verdict: Verdict

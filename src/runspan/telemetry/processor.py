@@ -22,7 +22,7 @@ from runspan.tracefile.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import Event, ReadableSpan, Span
@@ -32,14 +32,16 @@ if TYPE_CHECKING:
     from runspan._clock import Clock
     from runspan.tracefile.writer import TraceWriter
 
-__all__ = ["FileParent", "RunTraceProcessor", "TraceStart", "file_attributes", "file_parent"]
+__all__ = ["FileParent", "OpenSpan", "RunTraceProcessor", "TraceStart", "file_attributes", "file_parent", "is_exact"]
 
+#: Of the W3C trace flags only the sampled bit is kept: the others say how the trace id was made.
 _SAMPLED = 0x01
+#: The W3C trace flags of a sampled span: with, and without, a random trace id.
+_SAMPLED_FLAGS = frozenset({0x01, 0x03})
 _INT_LIMIT = 2**63
+_OWN_SCOPE = semconv.SCOPE_NAME
 #: The phases by whose names a captured step's spans say which part of the step they are.
 _STEP_PARTS = frozenset({semconv.SpanName.FORWARD, semconv.SpanName.BACKWARD, semconv.SpanName.OPTIMIZER})
-#: Of the W3C trace flags only the sampled bit is kept: the others say how the trace id was made.
-_KEPT_FLAGS = 0x01
 
 
 class TraceStart(msgspec.Struct, frozen=True):
@@ -80,10 +82,10 @@ class _TraceFile:
         self.is_capture = is_capture
 
 
-class _OpenSpan:
+class OpenSpan:
     """A span between its two lines: what the first one holds, and whether the second may have more to say."""
 
-    __slots__ = ("attributes", "file", "id_hex", "link_count", "may_have_changed", "span")
+    __slots__ = ("attributes", "file", "id_hex", "is_in_file", "link_count", "may_have_changed", "span")
 
     def __init__(
         self, span: Span, file: _TraceFile, id_hex: str, attributes: Mapping[str, Any], link_count: int
@@ -93,7 +95,10 @@ class _OpenSpan:
         self.id_hex = id_hex
         self.attributes = attributes
         self.link_count = link_count
-        self.may_have_changed = True
+        #: Whether the start line was written: without it, there is no end line.
+        self.is_in_file = False
+        #: Whether the span must be looked at when it ends; who changes a span of the run's own says so.
+        self.may_have_changed = False
 
 
 class RunTraceProcessor(SpanProcessor):
@@ -116,7 +121,7 @@ class RunTraceProcessor(SpanProcessor):
         self._files = {trace_id: _TraceFile(writer, start, trace_id)}
         #: Spans that stand in another file, a parent process's: no ``parent_id`` names them.
         self._outside: frozenset[int] = frozenset()
-        self._open: dict[int, _OpenSpan] = {}
+        self._open: dict[int, OpenSpan] = {}
 
     @property
     def open_spans(self) -> list[Span]:
@@ -143,16 +148,11 @@ class RunTraceProcessor(SpanProcessor):
         began_ns = span.start_time or 0
         self._write_end(span, max(0, self._clock.time_ns() - began_ns))
 
-    def expect_no_change(self, span_id: int) -> None:
-        """Take an open span for what its start line says, until :meth:`expect_change`: its end is quick to write."""
-        entry = self._open.get(span_id)
-        if entry is not None:
-            entry.may_have_changed = False
-
     def expect_change(self, span_id: int) -> None:
-        """Look at an open span at its end: something about it is being set."""
+        """Look at an open span of the run's own tracer when it ends: something about it is about to be set."""
         entry = self._open.get(span_id)
-        if entry is not None:
+        if entry is not None and not entry.may_have_changed:
+            entry.attributes = _copy_of(entry.span.attributes)
             entry.may_have_changed = True
 
     def parent_in_file(self, parent: SpanContext, parent_id: str | None = None) -> str | None:
@@ -177,22 +177,93 @@ class RunTraceProcessor(SpanProcessor):
         self._files = {self._trace_id: _TraceFile(writer, start, self._trace_id)}
         self._open = {}
 
+    def keep_outside(self, span_ids: Iterable[int]) -> None:
+        """Have no ``parent_id`` name these spans: they stand in a parent process's file."""
+        self._outside |= frozenset(span_ids)
+
     def release(self) -> None:
         """Stop writing and let go of the run."""
         self._files = {}
         self._open = {}
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002 - SpanProcessor's signature
-        """Write the start of a span of this run."""
+        """Write the start of a span of this run; those of the run's own tracer are :meth:`write_start`'s."""
+        context, scope = span.get_span_context(), span.instrumentation_scope
+        if context is None or context.trace_id not in self._files or (scope is not None and scope.name == _OWN_SCOPE):
+            return
+        file = self._files[context.trace_id]
+        attributes, links, state = _copy_of(span.attributes), span.links, context.trace_state
+        now_ns = self._clock.monotonic_ns() - file.start.monotonic_ns
+        parent = span.parent
+        entry = OpenSpan(span, file, format_span_id(context.span_id), attributes, len(links))
+        entry.may_have_changed = True
+        self._open[context.span_id] = entry
+        otel = OtelContext(
+            file.trace_id_hex,
+            None if parent is None else self._hex(parent.span_id),
+            None if span.kind is SpanKind.INTERNAL else span.kind.name.lower(),
+            None if scope is None else _scope_of(scope),
+            state.to_header() or None if state else None,
+            _unsampled_flags(context),
+        )
+        # A span may be told to have started earlier than now, by its creator.
+        start_ns = now_ns - max(0, self._clock.time_ns() - (span.start_time or 0))
+        self._write_start(entry, file_attributes(attributes), links, start_ns, otel)
+
+    def write_start(
+        self, span: Span, in_file: Mapping[str, Any], links: Sequence[Link] | None, monotonic_ns: int
+    ) -> None:
+        """Write the start of a span of the run's own tracer, without asking the span for what its creator knows.
+
+        Args:
+            span: the span; nobody changes it but through :meth:`expect_change`.
+            in_file: its attributes as the file keeps them, see :func:`file_attributes`.
+            links: its links.
+            monotonic_ns: when it started, on the monotonic clock.
+        """
         context = span.get_span_context()
         file = None if context is None else self._files.get(context.trace_id)
         if context is None or file is None:
             return
-        attributes = _copy_of(span.attributes)
-        links = span.links
-        entry = _OpenSpan(span, file, format_span_id(context.span_id), attributes, len(links))
+        entry = OpenSpan(span, file, format_span_id(context.span_id), in_file, len(links) if links else 0)
         self._open[context.span_id] = entry
-        file.writer.write(self._start_event(entry, context, [_span_link(link) for link in links] if links else None))
+        parent = span.parent
+        otel = OtelContext(
+            file.trace_id_hex,
+            None if parent is None else self._hex(parent.span_id),
+            flags=_unsampled_flags(context),
+        )
+        if file.is_capture:  # its spans' times count from the step's start
+            start_ns = (span.start_time or 0) - file.start.time_unix_nano
+        else:
+            start_ns = monotonic_ns - file.start.monotonic_ns
+        self._write_start(entry, in_file, links, start_ns, otel)
+
+    def _write_start(
+        self,
+        entry: OpenSpan,
+        in_file: Mapping[str, Any],
+        links: Sequence[Link] | None,
+        start_ns: int,
+        otel: OtelContext,
+    ) -> None:
+        span, file = entry.span, entry.file
+        parent, name, is_capture = span.parent, span.name, file.is_capture
+        entry.is_in_file = file.writer.write_plain(
+            SpanStart(
+                id=entry.id_hex,
+                parent_id=None if parent is None else self.parent_in_file(parent, otel.parent_span_id),
+                name=name,
+                start_ns=max(0, start_ns),
+                time_unix_nano=span.start_time or 0,
+                span_kind="function",
+                measured=is_capture and parent is None,
+                step=name if is_capture and name in _STEP_PARTS else None,
+                attributes=in_file or None,
+                otel=otel,
+                links=[span_link(link) for link in links] if links else None,
+            )
+        )
 
     def on_end(self, span: ReadableSpan) -> None:
         """Write the end of a span whose start was written."""
@@ -201,13 +272,13 @@ class RunTraceProcessor(SpanProcessor):
     def _write_end(self, span: ReadableSpan, duration_ns: int) -> None:
         context = span.get_span_context()
         entry = None if context is None else self._open.pop(context.span_id, None)
-        if entry is None:
+        if entry is None or not entry.is_in_file:
             return
         writer = entry.file.writer
         if entry.may_have_changed:
             writer.write(_end_event(span, entry, duration_ns))
         else:
-            writer.write(SpanEnd(id=entry.id_hex, duration_ns=duration_ns))
+            writer.write_plain(SpanEnd(id=entry.id_hex, duration_ns=duration_ns))
 
     def shutdown(self) -> None:
         """Do nothing: the run closes its file, whatever the provider does."""
@@ -221,42 +292,8 @@ class RunTraceProcessor(SpanProcessor):
         known = self._open.get(span_id)
         return format_span_id(span_id) if known is None else known.id_hex
 
-    def _start_event(self, entry: _OpenSpan, context: SpanContext, links: list[SpanLink] | None) -> SpanStart:
-        span, attributes, file = entry.span, entry.attributes, entry.file
-        clock, start_time = self._clock, span.start_time or 0
-        if file.is_capture:
-            start_ns = start_time - file.start.time_unix_nano
-        else:  # a span may be told to have started earlier than now, by its creator
-            elapsed_ns = clock.monotonic_ns() - file.start.monotonic_ns
-            start_ns = elapsed_ns - max(0, clock.time_ns() - start_time)
-        parent = span.parent
-        parent_id = None if parent is None else self._hex(parent.span_id)
-        scope = span.instrumentation_scope
-        state = context.trace_state
-        flags = context.trace_flags & _KEPT_FLAGS
-        return SpanStart(
-            id=entry.id_hex,
-            parent_id=None if parent is None else self.parent_in_file(parent, parent_id),
-            name=span.name,
-            start_ns=max(0, start_ns),
-            time_unix_nano=start_time,
-            span_kind="function",
-            measured=file.is_capture and parent is None,
-            step=span.name if file.is_capture and span.name in _STEP_PARTS else None,
-            attributes=file_attributes(attributes) if attributes else None,
-            otel=OtelContext(
-                file.trace_id_hex,
-                parent_id,
-                None if span.kind is SpanKind.INTERNAL else span.kind.name.lower(),
-                None if scope is None or scope.name == semconv.SCOPE_NAME else _scope_of(scope),
-                state.to_header() or None if state else None,
-                None if flags == _SAMPLED else flags,
-            ),
-            links=links,
-        )
 
-
-def _end_event(span: ReadableSpan, entry: _OpenSpan, duration_ns: int) -> SpanEnd:
+def _end_event(span: ReadableSpan, entry: OpenSpan, duration_ns: int) -> SpanEnd:
     """Describe an ended span by what its start line does not say."""
     attributes, before = _copy_of(span.attributes), entry.attributes
     changed = {
@@ -270,24 +307,28 @@ def _end_event(span: ReadableSpan, entry: _OpenSpan, duration_ns: int) -> SpanEn
         status=_status(span),
         attributes=file_attributes(changed) or None,
         events=[_span_event(item) for item in span.events] or None,
-        links=[_span_link(link) for link in span.links[entry.link_count :]] or None,
+        links=[span_link(link) for link in span.links[entry.link_count :]] or None,
         dropped=_dropped_by_sdk(span),
     )
 
 
-def file_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes as the file keeps them: whole, and exact where JSON can be."""
+def is_exact(attributes: Mapping[str, Any]) -> bool:
+    """Whether the file can keep attributes as they are: text, bools, integers of 64 bits, finite floats."""
     for value in attributes.values():
         kind = type(value)
+        if kind is str or kind is bool:
+            continue
         # `value - value` is 0.0 for finite floats alone.
-        if not (
-            kind is str
-            or kind is bool
-            or (kind is int and -_INT_LIMIT <= value < _INT_LIMIT)
-            or (kind is float and value - value == 0.0)
-        ):
-            return {key: jsonable(value) for key, value in attributes.items()}
-    return attributes if type(attributes) is dict else dict(attributes)
+        if not ((kind is int and -_INT_LIMIT <= value < _INT_LIMIT) or (kind is float and value - value == 0.0)):
+            return False
+    return True
+
+
+def file_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes as the file keeps them: whole, and exact where JSON can be."""
+    if is_exact(attributes):
+        return dict(attributes)
+    return {key: jsonable(value) for key, value in attributes.items()}
 
 
 def _copy_of(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -307,6 +348,12 @@ def _dropped_by_sdk(span: ReadableSpan) -> dict[str, int] | None:
     return {name: count for name, count in counts.items() if count}
 
 
+def _unsampled_flags(context: SpanContext) -> int | None:
+    """Return the flags of a span that is not exported; None for a sampled one, which is the rule."""
+    flags = context.trace_flags
+    return None if flags in _SAMPLED_FLAGS else flags & _SAMPLED
+
+
 def _scope_of(scope: InstrumentationScope) -> Scope:
     return Scope(scope.name, scope.version or None, scope.schema_url or None)
 
@@ -322,9 +369,10 @@ def _span_event(event: Event) -> SpanEvent:
     return SpanEvent(event.name, event.timestamp, attributes)
 
 
-def _span_link(link: Link) -> SpanLink:
+def span_link(link: Link) -> SpanLink:
+    """Return a link as the file keeps it."""
     context = link.context
-    flags = context.trace_flags & _KEPT_FLAGS
+    flags = context.trace_flags & _SAMPLED
     return SpanLink(
         trace_id=format_trace_id(context.trace_id),
         span_id=format_span_id(context.span_id),

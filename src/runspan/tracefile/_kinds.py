@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ __all__ = [
     "Usage",
 ]
 
-Attributes = dict[str, Any]
+Attributes = Mapping[str, Any]
 
 
 class _Event(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", gc=False):
