@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runspan import ids
-from runspan._env import EnvReader
+from runspan._env import EnvReader, show_value
 from runspan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,16 +84,18 @@ class RankContext:
         }
         for name, value in counts.items():
             if type(value) is not int or value < 0:
-                raise ConfigError(f"{name}={value!r} cannot be used: it takes a whole number from 0 up")
+                raise ConfigError(f"{name}={show_value(value)} cannot be used: it takes a whole number from 0 up")
             object.__setattr__(self, name, value)
         if rank >= world_size:
             raise ConfigError(f"rank={rank} cannot be used with world_size={world_size}: ranks count from 0")
         try:
             object.__setattr__(self, "launcher", Launcher(launcher))
         except ValueError:
-            raise ConfigError(f"launcher={launcher!r} is not known: it takes one of {', '.join(Launcher)}") from None
+            raise ConfigError(
+                f"launcher={show_value(launcher)} is not known: it takes one of {', '.join(Launcher)}"
+            ) from None
         if host is not None and (not isinstance(host, str) or not host):
-            raise ConfigError(f"host={host!r} cannot be used: it takes a machine's name")
+            raise ConfigError(f"host={show_value(host)} cannot be used: it takes a machine's name")
         object.__setattr__(self, "host", socket.gethostname() if host is None else host)
 
     @classmethod
@@ -239,7 +241,7 @@ def resolve_run_id(
     """
     if given is not None:
         if not isinstance(given, str) or not given.strip():
-            raise ConfigError(f"run_id={given!r} cannot be used: it takes a string that is not blank")
+            raise ConfigError(f"run_id={show_value(given)} cannot be used: it takes a string that is not blank")
         return given
     env = EnvReader(environ)
     run_id = env.text("RUNSPAN_RUN_ID") or _job_id(env, context.launcher)
@@ -353,6 +355,7 @@ def parent_of(environ: Mapping[str, str]) -> ParentRank | None:
     match = _PARENT_VALUE.fullmatch(text)
     if match is None or int(match[1]) >= int(match[2]):
         raise ConfigError(
-            f"{_PARENT}={text!r} cannot be used: it takes <rank>/<world size>/<attempt>, as child_environ() sets it"
+            f"{_PARENT}={show_value(text)} cannot be used: it takes <rank>/<world size>/<attempt>, as child_environ()"
+            " sets it"
         )
     return ParentRank(int(match[1]), int(match[2]), int(match[3]))

@@ -57,7 +57,8 @@ def test_a_full_disk_costs_lines_and_no_training(work: Workplace, max_file_bytes
                 ballast.write_bytes(b"x" * 150_000)
                 for step in range(3000):
                     run.log_metric("loss", step)
-                    run.event("large", text=os.urandom(400).hex())
+                    with run.span("s"), run.phase("p"):
+                        run.event("large", text=os.urandom(400).hex())
                 accepted = run.current_step("loss")
                 assert 0 < accepted < 3000, accepted
                 ballast.unlink()

@@ -52,3 +52,12 @@ def test_a_wrong_argument_is_named(name: str, value: Any) -> None:
     """Construction checks every field."""
     with pytest.raises(ConfigError, match=name):
         CaptureSchedule(**{name: value})
+
+
+@pytest.mark.parametrize("text", ["wait=1,http://u:hunter2@host=3", "x" * 100_000, "wait=" + "9x" * 100_000])
+def test_a_long_or_secret_text_is_not_shown_whole(text: str) -> None:
+    """The error shows 200 characters of a value, and no credentials."""
+    with pytest.raises(ConfigError, match="capture") as caught:
+        CaptureSchedule.parse(text)
+    assert "hunter2" not in str(caught.value)
+    assert len(str(caught.value)) < 800

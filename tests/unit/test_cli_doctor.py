@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from support.cli import Answer, Cli, make_run, store
-from support.otlp_receiver import refused_port
+from support.otlp_receiver import OtlpReceiver, refused_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,14 +77,24 @@ def test_a_contradiction_of_the_launcher_is_a_problem(runspan: Cli, monkeypatch:
     assert _found(answer, "clock")["state"] == "ok"
 
 
-def test_an_endpoint_that_listens_is_reachable(runspan: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A TCP connection is really made, for both signals."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+def test_an_endpoint_that_takes_a_run_is_fine(runspan: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty request of each signal is really sent, and leaves nothing behind."""
+    with OtlpReceiver() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{receiver.port}")
         answer = runspan("doctor", "--json")
     assert answer.code == 0
     for signal in ("traces", "metrics"):
-        assert _found(answer, f"otlp {signal}")["found"].endswith("(grpc): reachable")
+        assert _found(answer, f"otlp {signal}")["found"].endswith(f"(grpc): takes {signal}")
+    assert receiver.request_sizes == [0, 0]
+
+
+def test_an_endpoint_of_the_other_protocol_is_a_problem(runspan: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that listens is not enough: what a run sends there must be taken, else exit 1 with the variable to set."""
+    with OtlpReceiver("http/protobuf") as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{receiver.port}")
+        answer = runspan("doctor", "--json")
+    assert answer.code == 1
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf" in _found(answer, "otlp traces")["advice"]
 
 
 def test_an_endpoint_that_refuses_is_a_problem(runspan: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,30 @@ def test_a_wrong_argument_is_refused_when_the_config_is_made(name: str, value: A
         TracingConfig(**{name: value})
 
 
+@pytest.mark.parametrize("environ", ["text", 3, ["RUNSPAN_STRICT"]])
+def test_an_environment_that_is_no_mapping_is_refused(environ: Any) -> None:
+    """from_env says what it takes."""
+    with pytest.raises(ConfigError, match=r"environ=.* takes a mapping"):
+        TracingConfig.from_env(environ)
+
+
+class _Unspeakable:
+    """An object whose repr raises."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+@pytest.mark.parametrize("value", [_Unspeakable(), "x" * 100_000, ["http://u:hunter2@host"]])
+@pytest.mark.parametrize("name", ["strict", "shutdown_timeout_s", "otlp_protocol", "otel"])
+def test_an_error_shows_a_bounded_value_without_credentials(name: str, value: Any) -> None:
+    """Whatever is passed, the ConfigError is short, names the field and holds no password."""
+    with pytest.raises(ConfigError, match=name) as caught:
+        TracingConfig(**{name: value})
+    assert "hunter2" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
 def test_export_is_on_for_the_signal_whose_endpoint_is_set() -> None:
     """from_env turns a signal on by its own or the general endpoint."""
     traces_only = _from_env(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="http://t:4317")

@@ -282,6 +282,14 @@ def test_a_malformed_parent_is_a_config_error(text: str) -> None:
         parent_of({"RUNSPAN_PARENT": text})
 
 
+def test_a_parent_that_holds_a_secret_is_not_shown_whole() -> None:
+    """The error shows 200 characters of the variable, and no credentials."""
+    with pytest.raises(ConfigError, match="RUNSPAN_PARENT=") as caught:
+        parent_of({"RUNSPAN_PARENT": f"http://u:hunter2@host/{'x' * 100_000}"})
+    assert "hunter2" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
 def test_a_child_with_a_rank_of_its_own_is_a_rank() -> None:
     """Case 13: a launcher's child that is given a rank is a rank; one that inherits its parent's rank is a child."""
     launcher = ParentRank(0, 1, 0)

@@ -4,8 +4,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runspan._env import EnvReader, OtelSettings, SignalSettings, check_endpoint
+from runspan._env import EnvReader, OtelSettings, SignalSettings, check_endpoint, show_value
 from runspan.errors import ConfigError
+
+
+class _Unspeakable:
+    """An object whose repr raises."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("text", "'text'"),
+        ("what?", "'what?'"),
+        ("http://u:hunter2@host/path?token=hunter2", "'http://***@host/path'"),
+        (b"http://u:hunter2@host", "b'http://***@host'"),
+        (["http://u:hunter2@host", 1], "['http://***@host', 1]"),
+        ("x" * 300, f"'{'x' * 200}…'"),
+        ([0] * 100_000, f"[{'0, ' * 66}0…"),
+        (_Unspeakable(), "<_Unspeakable object>"),
+    ],
+)
+def test_a_value_is_shown_short_and_without_credentials(value: object, shown: str) -> None:
+    """What an error shows of a value is bounded, holds no credentials of URLs, and never raises."""
+    assert show_value(value) == shown
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\t"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -383,6 +384,30 @@ def test_spans_open_at_finish_are_ended_innermost_first(live: LiveRuns, caplog: 
     assert [names[line["id"]] for line in events_of(lines, "span_end")] == ["file's", "inner", "outer", "rank", "run"]
     assert lines[-1]["kind"] == "terminal"
     assert [record for record in caplog.records if record.name != "runspan"] == []
+
+
+@pytest.mark.parametrize("lost", ["outer", "in step", "phase"])
+def test_a_span_whose_start_the_disk_refused_has_no_end(
+    live: LiveRuns, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Case 29: an end without its start would break the file for its readers; the loss is one line, counted."""
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if f'"name":"{lost}"'.encode() in data:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr("runspan.tracefile.writer.os.write", full)
+    with live.start() as run:
+        with run.span("outer"), run.step(), run.span("in step"):
+            pass
+        with run.phase("phase"):
+            pass
+    kept = {"run", "rank", "outer", "in step", "phase"} - {lost}
+    assert set(_spans(live, run)) == set(_ends(live, run)) == kept
+    (dropped,) = events_of(live.lines(run), "dropped", signal="file")
+    assert dropped["count"] == 1
 
 
 def test_failed_and_cancelled_on_the_spans(live: LiveRuns) -> None:

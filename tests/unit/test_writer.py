@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +22,6 @@ from support.traces import START_UNIX_NANO, make_meta, make_metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _NAME = TraceName(0)
 
@@ -440,3 +440,78 @@ def test_a_writer_that_cannot_write_its_first_line_leaves_no_file(tmp_path: Path
     with pytest.raises(OSError, match="No space left"):
         FileWriter(tmp_path, _NAME, make_meta(), max_file_bytes=1 << 30)
     assert list(tmp_path.iterdir()) == []
+
+
+def _descriptor_of(path: Path) -> int:
+    """Return the descriptor under which this process has a file open."""
+    numbers = [entry for entry in Path("/proc/self/fd").iterdir() if entry.exists() and entry.samefile(path)]
+    return int(numbers[0].name)
+
+
+def _take_over(writer: FileWriter, path: Path) -> int:
+    """Close the writer's descriptor, as os.closerange does, and open another file under its number."""
+    descriptor = _descriptor_of(writer.path)
+    other = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(other, descriptor)
+    os.close(other)
+    return descriptor
+
+
+def test_a_closed_descriptor_is_opened_again_without_a_loss(open_writer: Callable[..., FileWriter]) -> None:
+    """A program that closes every descriptor costs no line: the next write opens the file once more."""
+    writer = open_writer()
+    os.close(_descriptor_of(writer.path))
+    assert writer.write(make_metric(0))
+    writer.close()
+    assert _steps(lines_of(writer.path)) == [0]
+    assert writer.lost() == {}
+
+
+def test_a_reused_descriptor_is_told_apart_and_never_closed(
+    open_writer: Callable[..., FileWriter], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A look finds the program's file under the writer's number: it is left alone, and the loss is told and counted."""
+    writer = open_writer()
+    writer.write(make_metric(0))
+    descriptor = _take_over(writer, tmp_path / "other")
+    writer.write(make_metric(1))  # nobody has looked yet
+    elsewhere = (tmp_path / "other").read_bytes()
+    with caplog.at_level(logging.WARNING, logger="runspan"):
+        writer.reclaim()
+    writer.write(make_metric(2))
+    writer.close()
+    lines = lines_of(writer.path)
+    assert _steps(lines) == [0, 2]
+    assert [(line["reason"], line["count"]) for line in events_of(lines, "dropped")] == [("EBADF", 1)]
+    assert f"{len(elsewhere)} bytes went elsewhere" in caplog.text
+    assert (tmp_path / "other").read_bytes() == elsewhere
+    os.close(descriptor)  # the program's own is still open
+
+
+@pytest.mark.parametrize("let_go", [FileWriter.close, FileWriter.abandon])
+def test_closing_spares_a_reused_descriptor(
+    open_writer: Callable[..., FileWriter], tmp_path: Path, let_go: Callable[[FileWriter], None]
+) -> None:
+    """The end of the run, or of its copy in a forked child, closes no descriptor of the program's."""
+    writer = open_writer()
+    descriptor = _take_over(writer, tmp_path / "other")
+    let_go(writer)
+    os.write(descriptor, b"the program's")
+    os.close(descriptor)
+    assert (tmp_path / "other").read_bytes() == b"the program's"
+
+
+def test_a_file_that_another_one_replaced_is_not_written_to(
+    open_writer: Callable[..., FileWriter], tmp_path: Path
+) -> None:
+    """Where the descriptor is gone and another file stands at the path, lines are lost and counted."""
+    writer = open_writer()
+    _take_over(writer, tmp_path / "other")
+    foreign = tmp_path / "foreign"
+    foreign.write_text("foreign")
+    foreign.replace(writer.path)
+    writer.reclaim()
+    assert not writer.write(make_metric(0))
+    assert writer.path.read_text() == "foreign"
+    assert (tmp_path / "other").read_bytes() == b""
+    assert writer.lost() == {"ESTALE": 1}

@@ -244,6 +244,7 @@ class Finish:
         if not writer.lock.acquire(timeout=patience_s):
             return
         try:
+            writer.reclaim()
             if self.forked or writer.path is None:  # a child's file, or none
                 writer.close()
                 return

@@ -114,6 +114,7 @@ class Heartbeat:
             job()
 
     def _beat(self) -> None:
+        self._writer.reclaim()
         try:
             usage = self._sample()
         except Exception:  # noqa: BLE001 - the heart must beat, whatever a driver has thrown

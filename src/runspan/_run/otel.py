@@ -281,6 +281,7 @@ class OtelSide:
             limits=config.otel.limits,
             collector=collector,
             metric_interval_s=config.metric_interval_s,
+            label=f"run {spec.run_id}, rank {spec.context.rank}",
             **limit,
         )
 

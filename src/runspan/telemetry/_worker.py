@@ -36,16 +36,21 @@ _NS_A_SECOND = 1_000_000_000
 
 
 class WarnOnce:
-    """Logs the first warning of each subject and no other."""
+    """Logs the first warning of each subject and no other.
 
-    def __init__(self) -> None:
+    Args:
+        label: what each message begins with; empty: nothing.
+    """
+
+    def __init__(self, label: str = "") -> None:
+        self._prefix = f"{label}: " if label else ""
         self._told: dict[str, object] = {}
 
     def __call__(self, subject: str, message: str) -> None:
         """Log the message if it is the subject's first."""
         mine = object()
         if self._told.setdefault(subject, mine) is mine:  # one call, because both signals' workers may fail at once
-            logger.warning("%s", message)
+            logger.warning("%s%s", self._prefix, message)
 
 
 class ExportWorker:

@@ -174,6 +174,7 @@ class ExportPipeline:
         collector: collects the metrics; needed with ``metrics``.
         metric_interval_s: how often metrics are exported.
         queue_size: spans that may wait.
+        label: whose export it is, for warnings; empty: they do not say.
 
     Raises:
         ConfigError: a certificate or key cannot be read.
@@ -189,13 +190,14 @@ class ExportPipeline:
         collector: MetricsCollector | None = None,
         metric_interval_s: float = 10.0,
         queue_size: int = DEFAULT_QUEUE_SIZE,
+        label: str = "",
     ) -> None:
         self._ledger = Ledger()
         self._collector = collector
         self._workers: dict[str, ExportWorker] = {}
         #: For the tracer provider; None without an export of traces.
         self.span_processor: SpanExportProcessor | None = None
-        self._warn = WarnOnce()
+        self._warn = WarnOnce(label)
         metrics = metrics if collector is not None else None
         to = {signal: endpoint for signal, endpoint in ((TRACES, traces), (METRICS, metrics)) if endpoint is not None}
         # All senders before the first thread: a certificate that cannot be read leaves nothing behind.

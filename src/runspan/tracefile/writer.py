@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import errno
 import functools
-import gzip
 import logging
 import os
-import shutil
 import threading
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -20,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runspan.tracefile._compression import compress_in_background
+from runspan.tracefile._descriptor import identify, reopen
 from runspan.tracefile.events import Dropped, Meta, SegmentEnd, TraceEvent, encode, encode_plain
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ __all__ = ["ClosedWriter", "FileWriter", "NullWriter", "TraceWriter"]
 
 logger = logging.getLogger("runspan")
 
-_NICE_GZIP = 19
 _CANNOT_WRITE = "trace file %s cannot be written (%s): what is lost is counted, and recording goes on when it can"
+_WENT_ELSEWHERE = "trace file %s: the program closed its descriptor and reused the number: %d bytes went elsewhere"
 
 
 class TraceWriter:
@@ -125,6 +125,9 @@ class TraceWriter:
     def sync(self) -> None:
         """Force what was written to the disk; an error is ignored, since the data stays with the kernel."""
 
+    def reclaim(self) -> None:
+        """Reopen the file if the program has closed its descriptor, whose number may be another file's by now."""
+
     def close(self) -> None:
         """Close for good; later appends are refused."""
 
@@ -197,6 +200,7 @@ class FileWriter(TraceWriter):
         #: Size up to which an append takes the short path; negative: look before every write.
         self._fast_limit = max_file_bytes
         self._fd = -1
+        self._closed = False
         self._open(name, meta)
 
     @property
@@ -212,7 +216,7 @@ class FileWriter(TraceWriter):
         try:
             written = os.write(self._fd, data)
         except OSError as error:
-            return self._lose(data, error)
+            return self._append_with_care(data) if error.errno == errno.EBADF else self._lose(data, error)
         if written != len(data):
             return self._complete(data, written)
         self._size = size
@@ -227,25 +231,52 @@ class FileWriter(TraceWriter):
         with suppress(OSError):  # the data stays with the kernel, and the next write reports a dead disk
             os.fsync(self._fd)
 
+    def reclaim(self) -> None:
+        """Reopen the file if the program has closed its descriptor, whose number may be another file's by now.
+
+        What was written to that other file meanwhile counts as one lost line: how many there were is not known.
+        """
+        with self.lock, suppress(OSError):  # tried again before the next write, which counts what is lost
+            self._reclaim()
+        if self.deferred is not None:
+            self.run_deferred()
+
     def close(self) -> None:
         """Sync and close; later appends are refused."""
         with self.lock:
-            if self._fd < 0:
-                return
-            if self._durable:
+            if self._durable and self._is_ours():
                 self.sync()
-            with suppress(OSError):  # a program that closes every descriptor has closed this one too
-                os.close(self._fd)
-            self._fd = -1
-            self._fast_limit = -1
+            self.abandon()
 
     def abandon(self) -> None:
         """Close the descriptor without touching the file: it is the parent process's."""
-        if self._fd >= 0:
-            with suppress(OSError):  # as above
-                os.close(self._fd)
+        if self._is_ours():
+            os.close(self._fd)
         self._fd = -1
+        self._closed = True
         self._fast_limit = -1
+
+    def _is_ours(self) -> bool:
+        """Whether the descriptor is open and still stands for the file: a program may close every one there is."""
+        return self._fd >= 0 and identify(self._fd) == self._identity
+
+    def _reclaim(self) -> None:
+        """Make the descriptor ours again.
+
+        Raises:
+            OSError: the file cannot be opened once more.
+        """
+        if self._closed or self._is_ours():
+            return
+        self._fd = self._fast_limit = -1
+        self._fd = reopen(self.path, self._identity)
+        size = os.fstat(self._fd).st_size
+        if size != self._size + self._torn_bytes:
+            self._torn_bytes = 0  # what was torn was written elsewhere
+        if size < self._size:
+            self._warn_first(_WENT_ELSEWHERE, self.path, self._size - size)
+            self._count_loss(errno.errorcode[errno.EBADF], 1)
+        self._size = size
 
     def _open(self, name: TraceName, meta: Meta) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -259,14 +290,17 @@ class FileWriter(TraceWriter):
             os.close(descriptor)
             (self._folder / name.filename).unlink(missing_ok=True)
             raise
+        opened = os.fstat(descriptor)
+        self._identity = opened.st_dev, opened.st_ino
         self._fd, self._name, self._size = descriptor, name, len(line)
         self._first_line_bytes = len(line)
 
     def _append_with_care(self, data: bytes) -> bool:
         """Append when the part is full, losses wait to be told, a torn tail waits to be cut, or the file is closed."""
-        if self._fd < 0:
+        if self._closed:
             return False
         try:
+            self._reclaim()
             self._cut_torn_tail()
         except OSError as error:
             return self._lose(data, error)
@@ -309,17 +343,23 @@ class FileWriter(TraceWriter):
 
     def _lose(self, data: bytes, error: OSError) -> bool:
         """Count lines that could not be written, and cut what a failed write left behind."""
-        reason = errno.errorcode.get(error.errno or 0, "OSError")
-        lines = data.count(b"\n")
+        self._warn_first(_CANNOT_WRITE, self.path, error.strerror or error)
+        self._count_loss(errno.errorcode.get(error.errno or 0, "OSError"), data.count(b"\n"))
+        with suppress(OSError):  # tried again before the next write
+            self._reclaim()
+            self._cut_torn_tail()
+        return False
+
+    def _warn_first(self, message: str, *values: object) -> None:
+        """Log the first loss."""
         if not self._losses and self.deferred is None:
             # Not under the lock: a log handler may hold a lock of its own and record into this run.
-            self.defer(functools.partial(logger.warning, _CANNOT_WRITE, self.path, error.strerror or error))
+            self.defer(functools.partial(logger.warning, message, *values))
+
+    def _count_loss(self, reason: str, lines: int) -> None:
         self._pending_losses[reason] += lines
         self._losses[reason] += lines
         self._fast_limit = -1
-        with suppress(OSError):  # tried again before the next write
-            self._cut_torn_tail()
-        return False
 
     def _cut_torn_tail(self) -> None:
         """Cut the part of a line that a failed write left; nobody else writes to this file."""
@@ -340,33 +380,10 @@ class FileWriter(TraceWriter):
         with suppress(OSError):
             os.write(finished_fd, encode(SegmentEnd(following.filename)))
         os.close(finished_fd)
-        _compress_in_background(finished)
+        compress_in_background(finished)
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:
     written = 0
     while written < len(data):
         written += os.write(descriptor, data[written:])
-
-
-def _compress_in_background(path: Path) -> None:
-    with suppress(RuntimeError):  # the interpreter is shutting down: the plain part is as good
-        threading.Thread(target=_compress, args=(path,), name="runspan-gzip", daemon=True).start()
-
-
-def _compress(path: Path) -> None:
-    """Gzip a closed part under a temporary name, then put it in the plain one's place."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE_GZIP)
-    compressed = path.with_name(f"{path.name}.gz")
-    temporary = path.with_name(f".{path.name}.gz.tmp")
-    try:
-        with path.open("rb") as plain, temporary.open("wb") as target:
-            with gzip.GzipFile("", "wb", 6, target) as packed:
-                shutil.copyfileobj(plain, packed, 1 << 20)
-            target.flush()
-            os.fsync(target.fileno())  # the plain part must not go before the packed one is safe
-        temporary.replace(compressed)
-        path.unlink()
-    except OSError:
-        temporary.unlink(missing_ok=True)
