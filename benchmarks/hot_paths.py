@@ -4,7 +4,8 @@ Prints a table with each ratio's median and spread beside its limit, and ends wi
 
     python benchmarks/hot_paths.py [--pairs 15] [--json]
 
-The run that is measured writes its trace file, fills SQLite, and exports metrics to an OTLP receiver in a process of its own.
+The run that is measured writes its trace file, fills SQLite, and exports metrics to an OTLP receiver in a process of
+its own.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -29,6 +30,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import runspan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _SUPPORT = Path(__file__).resolve().parent.parent / "tests"
 _ATTRIBUTES = {f"attribute_{index}": index for index in range(8)}
@@ -60,9 +64,10 @@ class Row:
 def compare(
     what: str,
     against: str,
-    limit: float,
     ours: Callable[[], float],
     reference: Callable[[], float],
+    *,
+    limit: float,
     pairs: int,
 ) -> Row:
     """Time both sides in turn, each returning ns a call, after one warm-up of each."""
@@ -199,9 +204,7 @@ def import_time(module: str) -> float:
 def receiver() -> Iterator[str]:
     """Start an OTLP receiver in a process of its own and yield its gRPC endpoint."""
     command = [sys.executable, "-m", "support.otlp_receiver"]
-    with subprocess.Popen(
-        command, cwd=_SUPPORT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=_SUPPORT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         if process.stdout is None:
             raise AssertionError("Popen was told to make a pipe")
         try:
@@ -219,59 +222,78 @@ def measure(pairs: int) -> list[Row]:
             compare(
                 "log_metric, calling thread",
                 set_once,
-                0.6,
                 lambda: log_metric_wall(run, 20_000),
                 lambda: per_call(gauge, 20_000),
-                pairs,
+                limit=0.6,
+                pairs=pairs,
             ),
             compare(
                 "log_metric, CPU of the process, storage written",
                 set_once,
-                1.0,
                 lambda: log_metric_cpu(endpoint, 50_000),
                 lambda: per_call(gauge, 50_000),
-                pairs,
+                limit=1.0,
+                pairs=pairs,
             ),
             compare(
                 "uncaptured step with 4 phases",
                 "one start_as_current_span, 8 attributes, no processor",
-                0.35,
                 lambda: uncaptured_step(run, 5_000),
                 lambda: per_call(span, 2_000),
-                pairs,
+                limit=0.35,
+                pairs=pairs,
             ),
             compare(
                 "run.span() with 8 attributes",
                 "the same with a BatchSpanProcessor",
-                1.3,
                 lambda: run_span(run, 1_000),
                 lambda: per_call(batched, 1_000),
-                pairs,
+                limit=1.3,
+                pairs=pairs,
             ),
             compare(
                 "import runspan",
                 "import opentelemetry.sdk.trace",
-                1.2,
                 lambda: import_time("runspan"),
                 lambda: import_time("opentelemetry.sdk.trace"),
-                pairs,
+                limit=1.2,
+                pairs=pairs,
             ),
         ]
+
+
+def pair_count(text: str) -> int:
+    """Return the number of pairs that an argument names.
+
+    Raises:
+        argparse.ArgumentTypeError: it names none.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: it takes a number from 1 on")
+    return int(text)
 
 
 def main() -> int:
     """Measure, print, and say whether every ratio keeps its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=15, help="timed pairs a row")
+    parser.add_argument("--pairs", type=pair_count, default=15, metavar="N", help="timed pairs a row (default: 15)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
     rows = measure(arguments.pairs)
     if arguments.json:
         print(
-            json.dumps([
-                {"what": row.what, "against": row.against, "ratio": row.ratio, "spread": row.spread, "limit": row.limit}
-                for row in rows
-            ])
+            json.dumps(
+                [
+                    {
+                        "what": row.what,
+                        "against": row.against,
+                        "ratio": row.ratio,
+                        "spread": row.spread,
+                        "limit": row.limit,
+                    }
+                    for row in rows
+                ]
+            )
         )
     else:
         for row in rows:

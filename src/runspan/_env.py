@@ -29,6 +29,7 @@ __all__ = [
     "hide_credentials",
     "means_none",
     "parse_protocol",
+    "show_value",
 ]
 
 T = TypeVar("T")
@@ -58,6 +59,10 @@ _SIZE_UNITS = {"": 1, "b": 1} | {
 _NONE_WORDS = frozenset({"none", "off"})
 _PROTOCOL_NAMES = "grpc or http/protobuf"
 _MAX_PORT = 65_535
+#: Characters of a value that an error shows.
+_SHOWN_CHARACTERS = 200
+#: More of a value is not looked through for credentials.
+_SEARCHED_CHARACTERS = 10_000
 
 
 class EnvReader:
@@ -170,13 +175,28 @@ class EnvReader:
             raise _unreadable(name, text, takes or f"one of {', '.join(values)}") from None
 
 
-def _unreadable(name: str, text: str, takes: str, *, secret: bool = False) -> ConfigError:
-    shown = "***" if secret else _shorten(text)
-    return ConfigError(f"{name}={shown!r} cannot be used: {name} takes {takes}")
+def _unreadable(name: str, value: object, takes: str, *, secret: bool = False) -> ConfigError:
+    shown = "'***'" if secret else show_value(value)
+    return ConfigError(f"{name}={shown} cannot be used: {name} takes {takes}")
 
 
-def _shorten(text: str, limit: int = 200) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}…"
+def show_value(value: object) -> str:
+    """Return a value's repr for an error: its first 200 characters, no credentials of URLs; whatever the repr raises.
+
+    Args:
+        value: anything.
+    """
+    if type(value) is str:
+        return repr(_shorten(hide_credentials(value) if "://" in value else value))
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a foreign object's; what is wrong with the value has to be said all the same
+        return f"<{type(value).__name__} object>"
+    return _shorten(re.sub(r"://\S*@", "://***@", text[:_SEARCHED_CHARACTERS]))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def means_none(text: str) -> bool:
@@ -226,7 +246,7 @@ def parse_protocol(name: str, protocol: str) -> str:
     try:
         return PROTOCOLS[protocol.lower()]
     except (KeyError, AttributeError):
-        raise _unreadable(name, str(protocol), _PROTOCOL_NAMES) from None
+        raise _unreadable(name, protocol, _PROTOCOL_NAMES) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from runspan._env import show_value
 from runspan.errors import ConfigError
 
 __all__ = ["CaptureSchedule"]
@@ -40,12 +41,12 @@ class CaptureSchedule:
         for name in ("wait", "warmup", "active", "repeat", "ranks"):
             value = getattr(self, name)
             if type(value) is not int or value < 0:
-                raise ConfigError(f"capture {name}={value!r} cannot be used: it takes a whole number from 0 up")
+                raise _unusable(name, value, "a whole number from 0 up")
         factor = self.slow_factor
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not _is_finite(factor):
-            raise ConfigError(f"capture slow_factor={factor!r} cannot be used: it takes a finite number")
+            raise _unusable("slow_factor", factor, "a finite number")
         if factor != 0 and factor < 1:
-            raise ConfigError(f"capture slow_factor={factor!r} cannot be used: it takes 0 (off) or a number from 1 up")
+            raise _unusable("slow_factor", factor, "0 (off) or a number from 1 up")
         object.__setattr__(self, "slow_factor", float(factor))
 
     @classmethod
@@ -56,24 +57,27 @@ class CaptureSchedule:
             ConfigError: an unknown or repeated name, or a value that cannot be used.
         """
         if not isinstance(text, str):
-            raise ConfigError(f"capture schedule {text!r} cannot be used: it takes {_TAKES}")
+            raise ConfigError(f"capture schedule {show_value(text)} cannot be used: it takes {_TAKES}")
+        shown = f"capture schedule {show_value(text)}"
         names = {each.name for each in fields(cls)}
         values: dict[str, float] = {}
         for item in text.split(","):
             name, _, value = (part.strip() for part in item.partition("="))
             if name not in names or name in values:
                 problem = "is given twice" if name in values else "is not known"
-                raise ConfigError(f"capture schedule {text!r}: {name!r} {problem}; it takes {_TAKES}")
+                raise ConfigError(f"{shown}: {show_value(name)} {problem}; it takes {_TAKES}")
             try:
                 values[name] = float(value) if name == "slow_factor" else int(value)
             except ValueError:
-                raise ConfigError(
-                    f"capture schedule {text!r}: {name}={value!r} is no number; it takes {_TAKES}"
-                ) from None
+                raise ConfigError(f"{shown}: {name}={show_value(value)} is no number; it takes {_TAKES}") from None
         return cls(**values)  # type: ignore[arg-type] # the loop gives every count an int
 
     def __str__(self) -> str:
         return ",".join(f"{each.name}={_plain(getattr(self, each.name))}" for each in fields(self))
+
+
+def _unusable(name: str, value: object, takes: str) -> ConfigError:
+    return ConfigError(f"capture {name}={show_value(value)} cannot be used: it takes {takes}")
 
 
 def _is_finite(value: float) -> bool:

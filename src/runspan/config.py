@@ -20,6 +20,7 @@ from runspan._env import (
     hide_credentials,
     means_none,
     parse_protocol,
+    show_value,
 )
 from runspan._root import default_root, ensure_root
 from runspan.capture import CaptureSchedule
@@ -227,6 +228,7 @@ class TracingConfig:
             ConfigError: a variable cannot be read.
         """
         environ = os.environ if environ is None else environ
+        _require(isinstance(environ, Mapping), "environ", environ, "a mapping of variables, such as os.environ")
         env = EnvReader(environ)
         otel = OtelSettings.from_env(environ)
         values: dict[str, Any] = {name: env.flag(_variable(name)) for name in (*_FLAGS, "otlp_insecure")}
@@ -267,12 +269,12 @@ def _parsed(env: EnvReader, field_name: str, parse: Callable[[str], T]) -> T | N
 
 def _require(condition: bool, name: str, value: object, takes: str) -> None:
     if not condition:
-        raise ConfigError(f"{name}={value!r} cannot be used: it takes {takes}")
+        raise ConfigError(f"{name}={show_value(value)} cannot be used: it takes {takes}")
 
 
 def _checked_base_url(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{name}={value!r} cannot be used: it takes a URL")
+        raise ConfigError(f"{name}={show_value(value)} cannot be used: it takes a URL")
     if urlsplit(check_endpoint(name, value)).path.endswith(("/v1/traces", "/v1/metrics")):
         raise ConfigError(f"{name} takes the base URL: leave out /v1/traces and /v1/metrics, which are appended to it")
     return value
@@ -294,13 +296,13 @@ def _checked_rules(name: str, value: object) -> tuple[str, ...]:
 
 def _checked_names(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
-        raise ConfigError(f"{name}={value!r} cannot be used: it takes a list of names")
+        raise ConfigError(f"{name}={show_value(value)} cannot be used: it takes a list of names")
     return tuple(value)
 
 
 def _checked_path(name: str, value: object) -> Path:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise ConfigError(f"{name}={value!r} cannot be used: it takes a path")
+        raise ConfigError(f"{name}={show_value(value)} cannot be used: it takes a path")
     # Absolute, so that a later change of the working directory moves nothing.
     return Path(os.path.abspath(Path(os.fsdecode(value)).expanduser()))  # noqa: PTH100 - keeps symbolic links
 

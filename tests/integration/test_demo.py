@@ -4,7 +4,9 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,11 +154,51 @@ def test_a_rank_that_dies_ends_the_demo(tmp_path: Path) -> None:
 
 def test_the_command_fails_when_a_rank_fails(tmp_path: Path) -> None:
     """Ranks that cannot start make the command exit 1, and it names the rank and where to look."""
-    environ = clean_environ(tmp_path, RUNSPAN_HEARTBEAT_S="never")
+    broken = tmp_path / "broken" / "sklearn"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('scikit-learn is broken')")
+    environ = clean_environ(tmp_path, PYTHONPATH=str(broken.parent))
     answer = run_program(["demo", "--ranks", "2"], environ)
     assert answer.code == 1
     assert "rank 0 ended with exit code 1" in answer.err
-    assert "RUNSPAN_HEARTBEAT_S" in answer.err
+    assert "scikit-learn is broken" in answer.err
+    assert "runspan show" in answer.err
+
+
+def test_sigterm_ends_the_ranks_and_then_the_command(tmp_path: Path) -> None:
+    """SIGTERM to the command alone: its ranks record their end as cancelled, and it ends as by the signal."""
+    environ = clean_environ(tmp_path, RUNSPAN_STORAGE="none")
+    command = [sys.executable, "-m", "runspan.cli", "demo", "--ranks", "2", "--epochs", "500"]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline_s = time.monotonic() + 60
+        while len(files := sorted(tmp_path.glob("runs/*/rank-*.jsonl"))) < 2 or not _all_step(files):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        pids = [next(_strict_lines(path))["process"]["pid"] for path in files]
+        process.terminate()
+        assert process.wait(30) == -signal.SIGTERM
+        assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    ends = [json.loads(path.read_text("utf-8").splitlines()[-1]) for path in files]
+    assert [(end["kind"], end["status"]) for end in ends] == [("terminal", "cancelled")] * 2
+
+
+def _all_step(files: list[Path]) -> bool:
+    """Whether every rank has begun to train."""
+    return all('"kind":"step"' in path.read_text("utf-8") for path in files)
+
+
+def test_sigterm_that_the_host_handles_ends_the_demo(tmp_path: Path) -> None:
+    """A program with a handler of its own goes on: the handler is called once, and the result says what happened."""
+    calls: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _frame: calls.append(number))
+    try:
+        environ = clean_environ(tmp_path, RUNSPAN_STORAGE="none")
+        result = run_demo(
+            DemoOptions(ranks=2, epochs=500), environ, started=lambda _: os.kill(os.getpid(), signal.SIGTERM)
+        )
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert (result.failure, calls) == ("it was ended by SIGTERM", [signal.SIGTERM])
 
 
 @pytest.mark.parametrize(
@@ -169,6 +211,8 @@ def test_the_command_fails_when_a_rank_fails(tmp_path: Path) -> None:
         (["--slow-ms", "nan"], "--slow-ms"),
         (["--seed", "-1"], "--seed"),
         (["--otlp", "http://localhost:none"], "--otlp"),
+        (["--otlp", "ftp://localhost"], "--otlp"),
+        (["--otlp", "http://localhost:4317", "--otlp-protocol", "udp"], "--otlp-protocol"),
     ],
 )
 def test_bad_options_are_refused_before_anything_starts(tmp_path: Path, options: list[str], named: str) -> None:

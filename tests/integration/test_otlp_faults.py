@@ -53,7 +53,10 @@ def test_a_refused_connection_is_told_once_and_counted(protocol: str, caplog: py
     port = refused_port()
     with caplog.at_level(logging.WARNING, "runspan"):
         export = start_export(
-            endpoint_of(protocol, port), endpoint_of(protocol, port, "metrics"), metric_interval_s=0.1
+            endpoint_of(protocol, port),
+            endpoint_of(protocol, port, "metrics"),
+            metric_interval_s=0.1,
+            label="run job-7, rank 2",
         )
         for _ in range(3):
             export.end_spans(5)
@@ -61,8 +64,9 @@ def test_a_refused_connection_is_told_once_and_counted(protocol: str, caplog: py
             time.sleep(0.1)
         assert export.drain(0.5) < 0.5 + 0.2
     assert _lost(dict(export.pipeline.dropped), TRACES) == 15
-    assert len(caplog.records) == 1
-    assert f"127.0.0.1:{port}" in caplog.text
+    (told,) = caplog.messages
+    assert told.startswith("run job-7, rank 2: ")
+    assert f"127.0.0.1:{port}" in told
 
 
 @_PROTOCOLS
@@ -87,9 +91,9 @@ def test_buffers_stay_small_while_the_receiver_is_away(protocol: str, caplog: py
         export = start_export(None, endpoint_of(protocol, refused_port(), "metrics"), metric_interval_s=0.05)
         assert until(lambda: bool(caplog.records), timeout_s=5)
         for _ in range(3):
-            export.metrics.durations.append((None, 1_000_000, None))
+            export.metrics.ended_steps.append((1_000_000, {}, None))
             export.metrics.observations.append(("latency", "s", 0.1))
-            assert until(lambda: not export.metrics.durations and not export.metrics.observations, timeout_s=5)
+            assert until(lambda: not export.metrics.ended_steps and not export.metrics.observations, timeout_s=5)
     export.drain(0.1)
 
 

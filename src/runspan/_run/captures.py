@@ -37,8 +37,6 @@ __all__ = ["Capture", "StepCaptures"]
 #: Durations that the median of "slow" is taken over, and how many it takes before a step can be slow.
 _RECENT_STEPS = 64
 _STEPS_BEFORE_SLOW = 20
-#: The median is taken anew every so many steps.
-_MEDIAN_PERIOD = 16
 #: What a slow step takes more than the median, at least: below it is the operating system's noise.
 _SLOW_BY_NS = 1_000_000
 #: Steps captured afterwards, a reason and attempt: a training that is slow throughout must not fill the disk.
@@ -189,6 +187,9 @@ class StepCaptures:
         spans: its spans.
     """
 
+    #: The median is taken anew every so many steps.
+    MEDIAN_PERIOD = 16
+
     def __init__(self, session: Session, spans: Spans) -> None:
         self.session = session
         self.spans = spans
@@ -200,8 +201,8 @@ class StepCaptures:
         self.next_step = 0
         #: A step that takes longer is slow, ns.
         self.slow_above_ns = float("inf")
-        self._recent: deque[int] = deque(maxlen=_RECENT_STEPS)
-        self._seen = 0
+        #: Durations of the last steps, ns.
+        self.recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
         self._afterwards: dict[str, int] = {}
 
     def scheduled(self, step: int, began_ns: int) -> Capture | None:
@@ -228,12 +229,10 @@ class StepCaptures:
             return None
         return self._capture(step, "scheduled", began_ns)
 
-    def note(self, duration_ns: int) -> None:
-        """Take a step's duration into account for what counts as slow."""
-        self._recent.append(duration_ns)
-        self._seen += 1
-        if self._schedule.slow_factor and self._seen >= _STEPS_BEFORE_SLOW and self._seen % _MEDIAN_PERIOD == 0:
-            median_ns = statistics.median(self._recent)
+    def take_median(self) -> None:
+        """Say anew what counts as slow."""
+        if self._schedule.slow_factor and len(self.recent_ns) >= _STEPS_BEFORE_SLOW:
+            median_ns = statistics.median(self.recent_ns)
             self.slow_above_ns = max(self._schedule.slow_factor * median_ns, median_ns + _SLOW_BY_NS)
 
     def afterwards(

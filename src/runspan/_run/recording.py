@@ -11,7 +11,7 @@ from opentelemetry import trace
 from runspan._plain import text_of
 from runspan._run.checkpoints import CheckpointScope
 from runspan._run.progress import step_progress
-from runspan._run.steps import CapturedPhaseScope, PhaseScope, StepScope
+from runspan._run.steps import CapturedPhaseScope, PhaseScope, StepScope, active_step
 from runspan.errors import InvalidStateError
 from runspan.records import AlertLevel
 from runspan.semconv import Attr, SpanName
@@ -179,22 +179,23 @@ class Recording:
 
     def step(self, n: Any = None, *, samples: int = 0, tokens: int = 0) -> AbstractContextManager[StepScope | None]:
         """Time a training step; ``n`` counts from 0, None: the next one."""
-        if not self._is_open("step"):
+        session = self._session
+        if session.ending.status is not None and not self._is_open("step"):
             return nullcontext()
-        return self._session.steps.begin(n, samples, tokens)
+        return session.steps.begin(n, samples, tokens)
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Time a phase of the current step (forward, backward, …); outside a step a span of the file."""
-        step = self._session.steps.active()
+        session, step = self._session, active_step.get()
         if type(name) is not str:
             name = text_of(name)
-        if step is not None:
+        if step is not None and step.recorder is session.steps:
             if step.capture is None:
                 return PhaseScope(step, name)
-            return CapturedPhaseScope(step, name, self._session.otel.captured_scope(step.capture, name, {}))
+            return CapturedPhaseScope(step, name, session.otel.captured_scope(step.capture, name, {}))
         if not self._is_open("phase"):
             return nullcontext(trace.INVALID_SPAN)
-        return self._session.otel.hidden_scope(name, {})
+        return session.otel.hidden_scope(name, {})
 
     def steps(self, iterable: Iterable[T], total: int | None = None, progress: bool | None = None) -> Iterator[T]:
         """Yield the items of a loop, one step an item, the wait for each item timed as data.

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from runspan.telemetry.instruments import RunMetrics
     from runspan.tracefile.writer import TraceWriter
 
-__all__ = ["CapturedPhaseScope", "PhaseScope", "StepRecorder", "StepScope"]
+__all__ = ["CapturedPhaseScope", "PhaseScope", "StepRecorder", "StepScope", "active_step"]
 
 T = TypeVar("T")
 
-_active_step: ContextVar[StepScope | None] = ContextVar("runspan_step", default=None)
+#: The innermost step of the calling context, of whatever run.
+active_step: ContextVar[StepScope | None] = ContextVar("runspan_step", default=None)
 
 
 class StepScope:
@@ -41,6 +42,7 @@ class StepScope:
     ``samples`` and ``tokens`` may be set until the step ends, for loops that know them late.
 
     Attributes:
+        recorder: who made it.
         step: the step's number, from 0.
         samples: how many samples it processed.
         tokens: how many tokens it processed.
@@ -49,10 +51,10 @@ class StepScope:
     __slots__ = (
         "_began_ns",
         "_outer",
-        "_recorder",
         "capture",
         "data_ns",
         "phases",
+        "recorder",
         "samples",
         "step",
         "tokens",
@@ -60,7 +62,7 @@ class StepScope:
     )
 
     def __init__(self, recorder: StepRecorder, step: int, samples: int, tokens: int) -> None:
-        self._recorder = recorder
+        self.recorder = recorder
         self.step = step
         self.samples = samples
         self.tokens = tokens
@@ -74,12 +76,12 @@ class StepScope:
         self._outer: StepScope | None = None
 
     def __enter__(self) -> StepScope:  # noqa: PYI034 - the class is final in fact
-        self._outer = _active_step.get()
-        _active_step.set(self)
+        self._outer = active_step.get()
+        active_step.set(self)
         if self.capture is not None:
             self.capture.enter()
         if self._began_ns < 0:
-            self._began_ns = self._recorder.monotonic_ns()
+            self._began_ns = self.recorder.monotonic_ns()
         return self
 
     def __exit__(
@@ -88,9 +90,9 @@ class StepScope:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        recorder = self._recorder
+        recorder = self.recorder
         duration_ns = recorder.monotonic_ns() - self._began_ns
-        _active_step.set(self._outer)
+        active_step.set(self._outer)
         recorder.record(self, self._began_ns, duration_ns, None if exception_type is GeneratorExit else exception)
 
     def begin_captured(self, capture: Capture | None) -> None:
@@ -110,14 +112,15 @@ class StepScope:
 class PhaseScope:
     """A phase inside a step; its time is added to the step's line."""
 
-    __slots__ = ("_began_ns", "_name", "_step")
+    __slots__ = ("_began_ns", "_monotonic_ns", "_name", "_phases")
 
     def __init__(self, step: StepScope, name: str) -> None:
-        self._step = step
+        self._monotonic_ns = step.recorder.monotonic_ns
+        self._phases = step.phases
         self._name = name
 
     def __enter__(self) -> None:
-        self._began_ns = self._step._recorder.monotonic_ns()  # noqa: SLF001 - the two classes are one mechanism
+        self._began_ns = self._monotonic_ns()
 
     def __exit__(
         self,
@@ -125,8 +128,8 @@ class PhaseScope:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        step, began_ns = self._step, self._began_ns
-        step.phases.append((self._name, began_ns, step._recorder.monotonic_ns() - began_ns))  # noqa: SLF001 - as above
+        began_ns = self._began_ns
+        self._phases.append((self._name, began_ns, self._monotonic_ns() - began_ns))
 
 
 class CapturedPhaseScope(PhaseScope):
@@ -199,8 +202,8 @@ class StepRecorder:
 
     def active(self) -> StepScope | None:
         """Return the step of this run that the calling context is inside of."""
-        step = _active_step.get()
-        return step if step is not None and step._recorder is self else None  # noqa: SLF001 - as above
+        step = active_step.get()
+        return step if step is not None and step.recorder is self else None
 
     def begin(self, number: Any, samples: Any, tokens: Any, began_ns: int | None = None) -> StepScope:
         """Return the next step, or the one with this number; a number that is none is told of and replaced.
@@ -212,10 +215,6 @@ class StepRecorder:
             began_ns: when it began, monotonic; None: it begins when it is entered.
         """
         step = next(self._numbers) if number is None else self._explicit(number)
-        if type(samples) is not int or not 0 <= samples <= STEP_MAX:
-            samples = self._checked("samples", samples, 0)
-        if type(tokens) is not int or not 0 <= tokens <= STEP_MAX:
-            tokens = self._checked("tokens", tokens, 0)
         scope = StepScope(self, step, samples, tokens)
         captures = self._captures
         if captures is not None and step >= captures.next_step:
@@ -231,17 +230,19 @@ class StepRecorder:
             duration_ns: how long it took.
             error: the exception that left it.
         """
-        captured = None if self._captures is None else self._capture(scope, began_ns, duration_ns, error)
-        phases: dict[str, int] = {}
-        for name, _, phase_ns in scope.phases:
-            phases[name] = phases[name] + phase_ns if name in phases else phase_ns
+        captures, captured = self._captures, None
+        if captures is not None:
+            if scope.capture is not None or error is not None or duration_ns > captures.slow_above_ns:
+                captured = self._capture(captures, scope, began_ns, duration_ns, error)
+            captures.recent_ns.append(duration_ns)
+            if not scope.step % captures.MEDIAN_PERIOD:
+                captures.take_median()
+        phases = {name: phase_ns for name, _, phase_ns in scope.phases}
+        if len(phases) != len(scope.phases):
+            phases = _summed(scope.phases)
         time_unix_nano = self._time_ns()
-        samples, tokens = scope.samples, scope.tokens
         # The caller may have set them while the step ran.
-        if type(samples) is not int or not 0 <= samples <= STEP_MAX:
-            samples = self._checked("samples", samples, 0)
-        if type(tokens) is not int or not 0 <= tokens <= STEP_MAX:
-            tokens = self._checked("tokens", tokens, 0)
+        samples, tokens = self._amount("samples", scope.samples), self._amount("tokens", scope.tokens)
         event = Step(
             step=scope.step,
             duration_ns=duration_ns,
@@ -266,9 +267,17 @@ class StepRecorder:
                 metrics.last_step = scope.step
                 metrics.last_step_time_unix_nano = time_unix_nano
                 if self._keep_durations:
-                    self._keep(scope, phases, duration_ns, captured)
+                    if scope.data_ns is not None:
+                        phases = {**phases, SpanName.DATA: scope.data_ns}
+                    metrics.ended_steps.append((duration_ns, phases, captured))
         if writer.deferred is not None:
             writer.run_deferred()
+
+    def _amount(self, name: str, value: Any) -> int:
+        """Return how many samples or tokens there were; what is no number of them is told of, and 0."""
+        if type(value) is int and 0 <= value <= STEP_MAX:
+            return value
+        return self._checked(name, value, 0)
 
     def _explicit(self, number: Any) -> int:
         """Return a step number that the caller gave, and go on behind it; one that is none is replaced."""
@@ -285,31 +294,17 @@ class StepRecorder:
         error = InvalidStateError(f"cannot log to finished run {self._run_id}")
         self._notices.refuse("step", "after_finish", "late", error)
 
+    @staticmethod
     def _capture(
-        self, scope: StepScope, began_ns: int, duration_ns: int, error: BaseException | None
+        captures: StepCaptures, scope: StepScope, began_ns: int, duration_ns: int, error: BaseException | None
     ) -> SpanContext | None:
-        """End the step's capture, or make one if it was slow or failed; return the context of its ``step`` span."""
-        captures, capture = self._captures, scope.capture
-        if captures is None:
-            return None
-        if capture is not None:
-            capture.leave()
-            capture.close(duration_ns, error)
-            captures.note(duration_ns)
-            return capture.context
-        captured = None
-        if duration_ns > captures.slow_above_ns or error is not None:
-            captured = captures.afterwards(scope.step, began_ns, duration_ns, scope.phases, error)
-        captures.note(duration_ns)
-        return captured
-
-    def _keep(self, scope: StepScope, phases: dict[str, int], duration_ns: int, captured: SpanContext | None) -> None:
-        keep = self._metrics.durations.append
-        keep((None, duration_ns, captured))
-        for name, phase_ns in phases.items():
-            keep((name, phase_ns, captured))
-        if scope.data_ns is not None:
-            keep((SpanName.DATA, scope.data_ns, captured))
+        """End the step's capture, or make one of a slow or failed step; return the context of its ``step`` span."""
+        capture = scope.capture
+        if capture is None:
+            return captures.afterwards(scope.step, began_ns, duration_ns, scope.phases, error)
+        capture.leave()
+        capture.close(duration_ns, error)
+        return capture.context
 
     def each(self, iterable: Iterable[Any], total: int | None, advance: Any) -> Iterator[Any]:
         """Yield the items of an iterable, one step an item, the wait for each timed."""
@@ -336,3 +331,11 @@ class StepRecorder:
         except InvalidValueError as error:
             self._notices.refuse("step", "invalid_value", name, ConfigError(f"{name}: {error}; {instead} is used"))
             return instead
+
+
+def _summed(phases: list[tuple[str, int, int]]) -> dict[str, int]:
+    """Return the time of each phase, ns; one that was entered several times counts as a whole."""
+    total: dict[str, int] = {}
+    for name, _, phase_ns in phases:
+        total[name] = total.get(name, 0) + phase_ns
+    return total

@@ -10,7 +10,7 @@ import msgspec
 
 from runspan._clock import SystemClock
 from runspan.cli._ranks import RankState, RunFiles, read_run_files
-from runspan.errors import ConfigError, RunNotFoundError
+from runspan.errors import ConfigError, RunNotFoundError, TraceFormatError
 from runspan.records import RunInfo, RunStatus
 from runspan.tracefile.layout import RunDirectory
 from runspan.tracefile.reader import peek
@@ -105,6 +105,8 @@ class Catalog:
         self._workspace = workspace
         self._storage = storage
         self._clock = clock or SystemClock()
+        #: What is wrong with the run directories that :meth:`runs` could not read, a line each.
+        self.problems: list[str] = []
 
     def runs(self) -> list[CatalogRun]:
         """Return all runs, newest start first, those that never started last.
@@ -114,6 +116,7 @@ class Catalog:
         Raises:
             StorageError: the storage cannot be read.
         """
+        self.problems = []
         names = self._experiment_names()
         found = [self._stored(info, names) for info in (self._storage.list_runs() if self._storage else [])]
         known = {RunDirectory.of_run(self._workspace.trace_dir, run.run_id).path.name for run in found}
@@ -178,8 +181,11 @@ class Catalog:
         if not reference:
             return
         for folder in (RunDirectory.of_run(self._workspace.trace_dir, reference).path, Path(reference).expanduser()):
-            for _, path in RunDirectory(folder).trace_files():
-                peek(path, clock=self._clock)
+            self._refuse_unreadable_in(folder)
+
+    def _refuse_unreadable_in(self, folder: Path) -> None:
+        for _, path in RunDirectory(folder).trace_files():
+            peek(path, clock=self._clock)
 
     def _folders(self) -> list[Path]:
         try:
@@ -215,7 +221,13 @@ class Catalog:
 
     def _unstored(self, folder: Path) -> CatalogRun | None:
         files = read_run_files(folder, self._clock)
-        return None if files is None else _of_files(files)
+        if files is not None:
+            return _of_files(files)
+        try:
+            self._refuse_unreadable_in(folder)
+        except TraceFormatError as error:
+            self.problems.append(f"{folder} cannot be read: {error}")
+        return None
 
 
 def _of_files(files: RunFiles) -> CatalogRun:

@@ -6,16 +6,11 @@ import multiprocessing
 import os
 import platform
 import shutil
-import socket
 import tempfile
 import time
-from enum import StrEnum
 from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-
-import msgspec
 
 from runspan._version import __version__
 from runspan.cli._output import format_bytes
@@ -23,6 +18,7 @@ from runspan.config import TracingConfig, endpoints
 from runspan.distributed import RankContext, resolve_run_id
 from runspan.errors import ConfigError, RunspanError
 from runspan.redaction import Redactor
+from runspan.stack.findings import Check, CheckState
 from runspan.storage.inspection import network_file_system, read_schema
 
 if TYPE_CHECKING:
@@ -30,16 +26,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runspan.cli._workspace import Workspace
-    from runspan.config import OtlpEndpoint
 
-__all__ = ["Check", "CheckState", "all_checks"]
+__all__ = ["all_checks"]
 
-_CONNECT_TIMEOUT_S = 2.0
 #: Below this a long run may fill the disk.
 _LITTLE_SPACE_BYTES = 1 << 30
 #: A clock this far from a file system's is wrong on one of the two machines.
 _MAX_SKEW_S = 5.0
-_DEFAULT_PORTS = {"grpc": 4317, "http/protobuf": 4318}
 _EXTRAS = {
     "arrow": ("pyarrow",),
     "demo": ("numpy", "sklearn"),
@@ -47,30 +40,6 @@ _EXTRAS = {
     "pandas": ("pandas",),
     "postgres": ("psycopg",),
 }
-
-
-class CheckState(StrEnum):
-    """How a check came out."""
-
-    OK = "ok"
-    NOTE = "note"
-    PROBLEM = "problem"
-
-
-class Check(msgspec.Struct, frozen=True):
-    """One finding.
-
-    Attributes:
-        name: what was looked at.
-        state: fine, worth knowing, or in the way of a run.
-        found: what is there.
-        advice: what to do, or what it changes.
-    """
-
-    name: str
-    state: CheckState
-    found: str
-    advice: str | None = None
 
 
 def all_checks(workspace: Workspace, environ: Mapping[str, str]) -> Iterator[Check]:
@@ -172,27 +141,11 @@ def _otlp(environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check(
             "otlp", CheckState.NOTE, "not configured", "set OTEL_EXPORTER_OTLP_ENDPOINT to ship spans and metrics"
         )
-    for signal, target in targets.items():
-        yield _endpoint(f"otlp {signal}", target)
+    if targets:
+        from runspan.stack.endpoint import examine_endpoint  # noqa: PLC0415 - loads gRPC
 
-
-def _endpoint(name: str, target: OtlpEndpoint) -> Check:
-    parts = urlsplit(target.url if "://" in target.url else f"//{target.url}")
-    default = 443 if parts.scheme == "https" else 80 if target.protocol != "grpc" else _DEFAULT_PORTS["grpc"]
-    host, port = parts.hostname or "", parts.port or default
-    found = f"{Redactor().redact_url(target.url)} ({target.protocol}{'' if target.insecure else ', TLS'})"
-    other = next(protocol for protocol in _DEFAULT_PORTS if protocol != target.protocol)
-    hint = None
-    if port == _DEFAULT_PORTS[other]:
-        hint = f"port {port} is usually {other}'s: set OTEL_EXPORTER_OTLP_PROTOCOL={other}, or use port"
-        hint += f" {_DEFAULT_PORTS[target.protocol]}"
-    try:
-        socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        advice = "start the collector or correct the endpoint; a run goes on without it, and its file is complete"
-        reason = error.strerror or str(error) or type(error).__name__
-        return Check(name, CheckState.PROBLEM, f"{found}: not reachable: {reason}", hint or advice)
-    return Check(name, CheckState.OK if hint is None else CheckState.NOTE, f"{found}: reachable", hint)
+        for signal, target in targets.items():
+            yield examine_endpoint(f"otlp {signal}", target, signal)
 
 
 def _extras() -> Iterator[Check]:

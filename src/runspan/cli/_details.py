@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from runspan.cli._catalog import Catalog, CatalogRun
 from runspan.cli._ranks import read_run_files
 from runspan.errors import TraceFormatError
 from runspan.redaction import Redactor
+from runspan.tracefile.layout import RunDirectory
+from runspan.tracefile.losses import read_losses
 from runspan.tracefile.steptimes import SlowRank, StepTimes, find_slow_rank
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from runspan.records import RunInfo
     from runspan.storage.base import ExperimentStorage
 
-__all__ = ["OpenedRun", "RankReport", "opened_run", "rank_reports"]
+__all__ = ["OpenedRun", "RankReport", "opened_run", "rank_reports", "run_losses"]
 
 
 class OpenedRun(msgspec.Struct, frozen=True):
@@ -106,3 +109,15 @@ def rank_reports(directory: Path, clock: Clock) -> tuple[list[RankReport], SlowR
             problems.append(str(error))
             reports.append(RankReport(state, StepTimes()))
     return reports, find_slow_rank({report.state.rank: report.steps for report in reports}), problems
+
+
+def run_losses(directory: Path) -> tuple[dict[tuple[str, str], int], list[str]]:
+    """Return what a run lost by (signal, reason), over all ranks, attempts and children; and what could not be read."""
+    losses: Counter[tuple[str, str]] = Counter()
+    problems = []
+    for name, path in RunDirectory(directory).trace_files():
+        try:
+            losses += read_losses(path.parent, name)
+        except TraceFormatError as error:
+            problems.append(str(error))
+    return dict(sorted(losses.items())), problems

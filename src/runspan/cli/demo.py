@@ -61,7 +61,7 @@ def _demo(
     The data is scikit-learn's digits; the processes average their gradients in every step. One rank is slow on purpose.
     The exit code is 1 when a rank died.
     """
-    from runspan.demo import DemoOptions, run_demo  # noqa: PLC0415 - a command loads what it needs
+    from runspan.demo import DemoOptions, check_demo, run_demo  # noqa: PLC0415 - a command loads what it needs
 
     options = DemoOptions(
         ranks=ranks,
@@ -79,6 +79,7 @@ def _demo(
         "RUNSPAN_TRACE_DIR": str(workspace.trace_dir),
         "RUNSPAN_STORAGE": workspace.storage_url or "none",
     }
+    check_demo(options, environ)
     if workspace.storage_url is not None:
         with workspace.writing():  # what no rank could open is told of before they start
             pass

@@ -56,7 +56,10 @@ def _runs(
         raise ConfigError(f"--status {unknown[0]} is not known: it takes one of {', '.join(_STATUSES)}")
     workspace = Workspace.resolve(storage, directory)
     with workspace.reading() as opened:
-        found = Catalog(workspace, opened).runs()
+        catalog = Catalog(workspace, opened)
+        found = catalog.runs()
+    for problem in catalog.problems:
+        note(" ".join(problem.split()))
     found = [
         run
         for run in found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json as json_format
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runspan._clock import SystemClock
 from runspan.cli._catalog import INTERRUPTED
-from runspan.cli._details import opened_run, rank_reports
+from runspan.cli._details import opened_run, rank_reports, run_losses
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, RunArgument, StorageOption
 from runspan.cli._output import (
     STATUS_STYLES,
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from runspan.tracefile.steptimes import SlowRank
 
 __all__ = ["print_ranks", "register"]
+
+#: What was lost, by (signal, reason).
+_Losses: TypeAlias = dict[tuple[str, str], int]
 
 #: Points that a sparkline and a trend are made of.
 _SAMPLED_POINTS = 256
@@ -88,16 +91,22 @@ def _show(
         reports, slow, problems = (
             ([], None, []) if found.directory is None else rank_reports(found.directory, SystemClock())
         )
+        losses, unread = ({}, []) if found.directory is None else run_losses(found.directory)
         if json:
-            print_json(_document(opened, reports, slow))
+            print_json(_document(opened, reports, slow, losses))
         else:
-            _print(open_console(), opened, reports, slow, workspace)
-    for problem in sorted({*problems, *(text for text in opened.warnings if INTERRUPTED not in text)}):
+            _print(open_console(), opened, reports, slow, losses, workspace)
+    for problem in sorted({*problems, *unread, *(text for text in opened.warnings if INTERRUPTED not in text)}):
         note(problem)
 
 
-def _print(
-    console: Console, opened: OpenedRun, reports: list[RankReport], slow: SlowRank | None, workspace: Workspace
+def _print(  # noqa: PLR0917 - the parts of one page
+    console: Console,
+    opened: OpenedRun,
+    reports: list[RankReport],
+    slow: SlowRank | None,
+    losses: _Losses,
+    workspace: Workspace,
 ) -> None:
     info = opened.info
     _print_head(console, opened, info)
@@ -109,6 +118,9 @@ def _print(
     _print_metrics(console, opened)
     print_ranks(console, reports, slow)
     _print_absent_ranks(console, opened, reports)
+    if losses:
+        lost = ", ".join(f"{signal} {count} ({reason})" for (signal, reason), count in losses.items())
+        console.print(f"Lost: {clean(lost)}", style="yellow", soft_wrap=True)
     artifacts = opened.storage.list_artifacts(opened.run.run_id)
     if artifacts:
         _heading(console, "Artifacts")
@@ -269,7 +281,7 @@ def _storage_place(opened: OpenedRun, workspace: Workspace) -> str:
     return f"not in {workspace.storage_description}; add it with: {command_line('import', str(opened.run.directory))}"
 
 
-def _document(opened: OpenedRun, reports: list[RankReport], slow: SlowRank | None) -> dict[str, Any]:
+def _document(opened: OpenedRun, reports: list[RankReport], slow: SlowRank | None, losses: _Losses) -> dict[str, Any]:
     run, info = opened.run, opened.info
     latest = {key: points[-1] for key in opened.storage.metric_keys(run.run_id) if (points := _sampled(opened, key, 1))}
     return {
@@ -283,6 +295,7 @@ def _document(opened: OpenedRun, reports: list[RankReport], slow: SlowRank | Non
         "summary": info.summary,
         "ranks": [_rank_document(report) for report in reports],
         "slow_rank": None if slow is None else slow.rank,
+        "losses": [{"signal": signal, "reason": reason, "count": count} for (signal, reason), count in losses.items()],
         "artifacts": opened.storage.list_artifacts(run.run_id),
     }
 

@@ -6,6 +6,6 @@ gradients, ``network`` is what is trained.
 
 from __future__ import annotations
 
-from runspan.demo.launcher import DemoOptions, DemoResult, run_demo
+from runspan.demo.launcher import DemoOptions, DemoResult, check_demo, run_demo
 
-__all__ = ["DemoOptions", "DemoResult", "run_demo"]
+__all__ = ["DemoOptions", "DemoResult", "check_demo", "run_demo"]

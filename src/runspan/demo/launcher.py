@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +19,15 @@ from urllib.parse import urlsplit
 import msgspec
 
 from runspan import ids
+from runspan._env import check_endpoint, parse_protocol, show_value
 from runspan.config import TracingConfig, endpoints
 from runspan.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import FrameType
 
-__all__ = ["DemoOptions", "DemoResult", "guess_protocol", "run_demo"]
+__all__ = ["DemoOptions", "DemoResult", "check_demo", "guess_protocol", "run_demo"]
 
 _MAX_RANKS = 32
 _DEFAULT_SLOW_RANK = 2
@@ -87,7 +91,7 @@ class DemoResult(msgspec.Struct, frozen=True):
     Attributes:
         run_id: the run.
         duration_s: from the first process's start to the last one's end, seconds.
-        failure: which rank ended badly, and how; None when all ended well.
+        failure: which rank ended badly, and how, or that SIGTERM ended the demo; None when all ended well.
     """
 
     run_id: str
@@ -105,14 +109,36 @@ def guess_protocol(url: str) -> str:
     try:
         is_http = parts.port == 4318 or parts.path.strip("/") != ""  # noqa: PLR2004 - the port that OTLP/HTTP is assigned
     except ValueError:
-        raise ConfigError(f"--otlp {url!r} cannot be used: its port is no number from 1 to 65535") from None
+        raise ConfigError(f"--otlp {show_value(url)} cannot be used: its port is no number from 1 to 65535") from None
     return "http/protobuf" if is_http else "grpc"
+
+
+def check_demo(options: DemoOptions, environ: Mapping[str, str]) -> None:
+    """Refuse what every rank would refuse; nothing is created or started.
+
+    Args:
+        options: what the demo is to do.
+        environ: the variables that the ranks get.
+
+    Raises:
+        ConfigError: a variable or the OTLP endpoint cannot be used.
+        MissingExtraError: numpy or scikit-learn is not installed.
+    """
+    if find_spec("numpy") is None or find_spec("sklearn") is None:
+        raise MissingExtraError("the demo", "demo")
+    if options.otlp is not None:
+        check_endpoint("--otlp", options.otlp)
+    if options.otlp_protocol is not None:
+        parse_protocol("--otlp-protocol", options.otlp_protocol)
+    endpoints(TracingConfig.from_env(_environ(options, environ, ids.uuid7())))
 
 
 def run_demo(
     options: DemoOptions, environ: Mapping[str, str], *, started: Callable[[list[int]], None] | None = None
 ) -> DemoResult:
     """Train, and return when all ranks have ended; one that dies ends the others too.
+
+    On the main thread SIGTERM ends the ranks first, and then does what it would have done.
 
     Args:
         options: what to do.
@@ -123,20 +149,21 @@ def run_demo(
         ConfigError: a variable or the OTLP endpoint cannot be used.
         MissingExtraError: numpy or scikit-learn is not installed.
     """
-    if find_spec("numpy") is None or find_spec("sklearn") is None:
-        raise MissingExtraError("the demo", "demo")
+    check_demo(options, environ)
     run_id = ids.uuid7()
     shared = _environ(options, environ, run_id)
-    endpoints(TracingConfig.from_env(shared))  # what every rank would refuse is refused once
     began_s = time.monotonic()
     with ExitStack() as cleanup:
+        termination = cleanup.enter_context(_held_termination())
         folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="runspan-demo-"))
         processes = _start(options, shared, Path(folder) / "network.npz")
         cleanup.callback(_stop, processes)
         if started is not None:
             started([process.pid for process in processes])
-        failed_rank = _wait(processes)
+        failed_rank = _wait(processes, termination)
     failure = None if failed_rank is None else _describe(failed_rank, processes[failed_rank].returncode)
+    if termination.has_come:  # an earlier handler has let the program go on
+        failure = "it was ended by SIGTERM"
     return DemoResult(run_id, time.monotonic() - began_s, failure)
 
 
@@ -185,13 +212,42 @@ def _start(options: DemoOptions, environ: Mapping[str, str], checkpoint: Path) -
     return processes
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for all to end; return the rank whose end was the first bad one, None when all were good.
+class _Termination:
+    """Takes note of SIGTERM."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+
+    def note(self, _number: int, _frame: FrameType | None) -> None:
+        """Be the signal's handler."""
+        self.has_come = True
+
+
+@contextmanager
+def _held_termination() -> Iterator[_Termination]:
+    """Hold SIGTERM back while the ranks run, and send it again at the end; a host that ignores it goes on doing so."""
+    termination = _Termination()
+    previous = signal.getsignal(signal.SIGTERM)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or previous is None or previous == signal.SIG_IGN:
+        yield termination
+        return
+    signal.signal(signal.SIGTERM, termination.note)
+    try:
+        yield termination
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        if termination.has_come:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], termination: _Termination) -> int | None:
+    """Wait for all to end, or for SIGTERM; return the rank whose end was the first bad one, None when all were good.
 
     After a bad end the others have a few seconds to notice it.
     """
     failed_at_s: float | None = None
-    while any(process.poll() is None for process in processes):
+    while not termination.has_come and any(process.poll() is None for process in processes):
         if failed_at_s is None and any(process.returncode for process in processes):
             failed_at_s = time.monotonic()
         if failed_at_s is not None and time.monotonic() > failed_at_s + _GRACE_S:

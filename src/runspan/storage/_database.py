@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
 import sqlite3
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import URL, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from runspan._env import show_value
 from runspan.errors import ConfigError, MissingExtraError, RunspanError, StorageError
 from runspan.storage._filesystem import MOUNTINFO, network_file_system
 from runspan.storage._process import ForkGate, PerProcess
@@ -95,7 +97,16 @@ def _sqlite_url(path: str) -> URL:
         raise ConfigError(f"the SQLite path {path!r} cannot be used: it holds a lone surrogate") from None
     if "\0" in path:
         raise ConfigError(f"the SQLite path {path!r} cannot be used: it holds a NUL character")
-    return URL.create("sqlite+pysqlite", database=str(Path(path).expanduser().absolute()))
+    absolute = Path(path).expanduser().absolute()
+    try:
+        absolute.lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ConfigError(
+                f"the SQLite path {show_value(path)} cannot be used: its {len(path)} characters are more than the file"
+                " system takes; give a shorter path"
+            ) from None
+    return URL.create("sqlite+pysqlite", database=str(absolute))
 
 
 def describe_database(url: URL) -> str:
@@ -246,7 +257,11 @@ class Database:
             connection.execute("PRAGMA synchronous=NORMAL")
 
     def _prepare_path(self, path: Path) -> None:
-        if path.is_dir() or (path.exists() and not path.is_file()):
+        try:
+            is_other = path.is_dir() or (path.exists() and not path.is_file())
+        except OSError as error:
+            raise StorageError(f"{self.description} cannot be looked at: {error.strerror}") from error
+        if is_other:
             raise StorageError(f"{self.description} is no file: give the path of a database file")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from sqlalchemy import and_, delete, func, or_, select, text
 from runspan.errors import StorageError
 from runspan.records import MetricPoint
 from runspan.storage._rows import upsert
+from runspan.storage._rules import require_key
 from runspan.storage._schema import extents, key_digest, points, series
 
 if TYPE_CHECKING:
@@ -51,12 +52,14 @@ def insert_points(connection: Connection, run: int, logged: Sequence[MetricPoint
         The series ids that were not in ``known``, to be remembered once the transaction is committed.
 
     Raises:
-        StorageError: a value is no number, or a step or time does not fit 64 bits.
+        StorageError: a key is no str, a value is no number, or a step or time does not fit 64 bits.
     """
     found: SeriesIds = {}
     try:
         series_ids = [known[point.key, point.rank, point.attempt] for point in logged]
-    except KeyError:
+    except (KeyError, TypeError):  # keys not seen before, and those that no dict takes
+        for point in logged:
+            require_key(point.key)
         distinct = dict.fromkeys((point.key, point.rank, point.attempt) for point in logged)
         found = _series_ids(connection, run, [key for key in distinct if key not in known])
         known = {**known, **found}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from runspan._env import show_value
 from runspan.errors import InvalidStateError, RunNotFoundError, StorageError
 from runspan.records import RunStatus
 
@@ -19,6 +20,7 @@ __all__ = [
     "dump_json",
     "merge_by_rank",
     "require_final",
+    "require_key",
     "require_limit",
     "run_not_found",
     "run_state",
@@ -142,6 +144,16 @@ def require_final(status: RunStatus) -> None:
     """
     if not status.is_final:
         raise InvalidStateError(f"a run cannot be completed as {status}: use success, failed or cancelled")
+
+
+def require_key(key: object) -> None:
+    """Refuse a metric key that is no text.
+
+    Raises:
+        StorageError: the key is no str.
+    """
+    if not isinstance(key, str):
+        raise StorageError(f"a metric point cannot be stored: key={show_value(key)} cannot be used: it takes a str")
 
 
 def require_limit(limit: int) -> None:

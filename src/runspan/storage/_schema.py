@@ -48,6 +48,7 @@ __all__ = [
     "key_digest",
     "migrate",
     "points",
+    "refuse_foreign",
     "runs",
     "schema_version",
     "series",
@@ -228,7 +229,7 @@ def migrate(connection: Connection, steps: Sequence[Callable[[Connection], Any]]
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
     version = stored_version(connection)
     if version is None:
-        _refuse_foreign(connection)
+        refuse_foreign(connection)
     _refuse_newer(connection, version or 0, len(steps))
     for step in steps[version or 0 :]:
         step(connection)
@@ -264,7 +265,12 @@ def _refuse_newer(connection: Connection, version: int, newest: int) -> None:
         )
 
 
-def _refuse_foreign(connection: Connection) -> None:
+def refuse_foreign(connection: Connection) -> None:
+    """Refuse a database without a runspan schema that has tables all the same.
+
+    Raises:
+        StorageError: another program made the database.
+    """
     tables = set(inspect(connection).get_table_names())
     if connection.dialect.name == "postgresql":
         tables &= set(_metadata.tables)  # a team's database may hold other tables beside ours

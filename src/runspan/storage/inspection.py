@@ -40,12 +40,14 @@ def read_schema(url: str | Path) -> SchemaState:
 
     Raises:
         ConfigError: the URL cannot be used.
-        StorageError: it cannot be opened, or a newer runspan made it.
+        StorageError: it cannot be opened, or a newer runspan or another program made it.
         MissingExtraError: PostgreSQL's driver is not installed.
     """
     database = Database(parse_url(url))
     try:
         version = database.read(schema.stored_version)
+        if version is None:
+            database.read(schema.refuse_foreign)
         return SchemaState(version, is_current=version is not None and database.read(schema.is_current))
     finally:
         database.close()

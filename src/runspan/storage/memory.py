@@ -20,6 +20,7 @@ from runspan.storage._rules import (
     dump_json,
     merge_by_rank,
     require_final,
+    require_key,
     require_limit,
     run_not_found,
     run_state,
@@ -107,6 +108,7 @@ def _copy(value: Any) -> Any:
 
 def _stored(point: MetricPoint) -> MetricPoint:
     """Return the point as every backend stores it: a float value, an encodable key."""
+    require_key(point.key)
     if point.step not in _INT64 or point.time_unix_nano not in _INT64:
         raise StorageError(f"metric {point.key!r}: step {point.step} or its time is beyond 64 bits")
     return msgspec.structs.replace(point, key=scrub_text(point.key), value=float(point.value))

@@ -106,11 +106,13 @@ class MetricsCollector:
         """Take buffered durations and observations into their histograms, so that the buffers stay small."""
         metrics, now = self._metrics, self._clock.time_ns()
         seconds: dict[str | None, list[float]] = {}
-        for phase, duration_ns, context in _taken(metrics.durations):
-            if phase is None or self._phases.admits(phase):
-                seconds.setdefault(phase, []).append(duration_ns / _NS_A_SECOND)
-                if context is not None and context.is_valid:
-                    self._duration(phase).add_exemplar(duration_ns / _NS_A_SECOND, context, now)
+        for step_ns, phases, context in _taken(metrics.ended_steps):
+            durations: list[tuple[str | None, int]] = [(None, step_ns), *phases.items()]
+            for phase, duration_ns in durations:
+                if phase is None or self._phases.admits(phase):
+                    seconds.setdefault(phase, []).append(duration_ns / _NS_A_SECOND)
+                    if context is not None and context.is_valid:
+                        self._duration(phase).add_exemplar(duration_ns / _NS_A_SECOND, context, now)
         for phase, values in seconds.items():
             self._duration(phase).add(values)
         observed: dict[str, list[float]] = {}

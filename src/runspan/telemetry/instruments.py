@@ -29,7 +29,7 @@ class RunMetrics:
         nonfinite: how many NaN and infinite values each key has had.
         counts: user counters, by (key, unit).
         observations: (key, unit, value), taken out by the collector.
-        durations: (phase, ns, span of a captured step or None), phase None for a whole step; taken out likewise.
+        ended_steps: (ns, ns by phase, span of a captured step or None) of each step; taken out likewise.
         checkpoint_durations: ns, taken out likewise.
         steps: steps ended.
         samples: samples processed.
@@ -52,7 +52,7 @@ class RunMetrics:
     nonfinite: Mapping[str, int] = field(default_factory=dict)
     counts: dict[tuple[str, str], int | float] = field(default_factory=dict)
     observations: deque[tuple[str, str, int | float]] = field(default_factory=deque)
-    durations: deque[tuple[str | None, int, SpanContext | None]] = field(default_factory=deque)
+    ended_steps: deque[tuple[int, Mapping[str, int], SpanContext | None]] = field(default_factory=deque)
     checkpoint_durations: deque[int] = field(default_factory=deque)
     steps: int = 0
     samples: int = 0
