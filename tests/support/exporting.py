@@ -51,6 +51,7 @@ def start_export(
     max_exported_spans: int = 1_000_000,
     metric_interval_s: float = 60.0,
     queue_size: int = 100_000,
+    label: str = "",
 ) -> Exporting:
     """Start an export to these endpoints."""
     identity = RunIdentity(
@@ -72,6 +73,7 @@ def start_export(
         collector=None if metrics is None else MetricsCollector(resource, state),
         metric_interval_s=metric_interval_s,
         queue_size=queue_size,
+        label=label,
     )
     processors = [] if pipeline.span_processor is None else [pipeline.span_processor]
     provider = build_tracer_provider(resource, sampled=True, processors=processors)

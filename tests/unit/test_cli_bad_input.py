@@ -46,8 +46,9 @@ def test_the_demo_refuses_an_endpoint_that_is_none(runspan: Cli) -> None:
     """``--otlp`` with another scheme is an error before a rank is started."""
     answer = runspan("demo", "--otlp", "ftp://host")
     assert answer.code == 2
+    assert "--otlp" in answer.err
     assert "ftp://host" in answer.err
-    assert not (runspan.root / "runs").exists()
+    assert not runspan.root.exists()
 
 
 def test_import_of_nothing_but_another_schema_is_bad_input(runspan: Cli) -> None:
@@ -83,3 +84,13 @@ def test_a_run_directory_of_another_schema_is_told_from_one_that_is_missing(
         assert answer.code == 2
         assert "runspan/trace/9" in answer.err
         assert "pip install -U runspan" in answer.err
+
+
+def test_doctor_names_another_programs_database(runspan: Cli, tmp_path: Path) -> None:
+    """A database with foreign tables is a problem and exit 1, not an empty database to be filled."""
+    path = tmp_path / "other.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE notes (text)")
+    answer = runspan("doctor", "--storage", str(path))
+    assert answer.code == 1
+    assert "belongs to another program" in " ".join(answer.out.split())

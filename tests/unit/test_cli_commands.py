@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runspan import cli
-from runspan.tracefile.events import Param, Terminal
+from runspan.tracefile.events import Dropped, Param, Terminal
 from support.cli import Cli, cut_end, described, make_run, make_step, store
 from support.traces import START_UNIX_NANO, make_metric
 
@@ -367,6 +367,36 @@ def test_gc_takes_an_age_with_a_unit(runspan: Cli, age: str) -> None:
     answer = runspan("gc", f"--older-than={age}")
     assert answer.code == 2
     assert "30d" in answer.err
+
+
+def test_runs_names_the_run_directories_that_it_could_not_read(runspan: Cli) -> None:
+    """Each is a line on stderr that says why; the others are listed, and the exit code is 0."""
+    make_run(runspan.root, "run-a")
+    newer, empty = make_run(runspan.root, "run-b"), make_run(runspan.root, "run-c")
+    (newer / "rank-00000.jsonl").write_text('{"kind":"meta","schema":"runspan/trace/9"}\n')
+    (empty / "rank-00000.jsonl").write_text("")
+    (runspan.root / "runs" / "no-run").mkdir()
+    answer = runspan("runs", "--json")
+    assert [run["run_id"] for run in answer.document] == ["run-a"]
+    first, second = answer.err.splitlines()
+    assert str(newer) in first
+    assert "runspan/trace/9" in first
+    assert str(empty) in second
+    assert answer.code == 0
+
+
+def test_show_sums_what_was_lost_over_the_ranks(runspan: Cli) -> None:
+    """Dropped lines of all ranks add up by signal and reason; a run without any has no such line."""
+    lost = [Dropped("traces", "budget", 3), Dropped("file", "ENOSPC", 1), Dropped("file", "ENOSPC", 1)]
+    make_run(runspan.root, "run-a", world_size=2, events=lost)
+    make_run(runspan.root, "run-b")
+    assert "Lost: file 4 (ENOSPC), traces 6 (budget)" in runspan("show", "run-a").out
+    assert runspan("show", "run-a", "--json").document["losses"] == [
+        {"signal": "file", "reason": "ENOSPC", "count": 4},
+        {"signal": "traces", "reason": "budget", "count": 6},
+    ]
+    assert "Lost" not in runspan("show", "run-b").out
+    assert runspan("show", "run-b", "--json").document["losses"] == []
 
 
 def test_a_foreign_database_is_an_error_that_names_it(runspan: Cli, tmp_path: Path) -> None:

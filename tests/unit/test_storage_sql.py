@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from runspan.storage import ExperimentStorage, SqlStorage, open_storage
 from runspan.storage import _database as database_module
 from runspan.storage._database import Database, parse_url
 from runspan.storage._schema import MIGRATIONS, migrate, stored_version
+from runspan.storage.inspection import read_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -443,3 +445,24 @@ def test_failed_migration_changes_nothing(database: Database) -> None:
         database.write(lambda connection: migrate(connection, [*MIGRATIONS, add_column, break_down]))
     assert database.read(columns_of_runs) == before
     assert database.read(stored_version) == len(MIGRATIONS)
+
+
+@pytest.mark.parametrize("path", ["x" * 100_000, "/".join(["x" * 200] * 100)])
+def test_a_path_that_no_file_system_takes_is_a_short_error(path: str) -> None:
+    """The ConfigError shows the path's beginning and length, and nothing is created."""
+    with pytest.raises(ConfigError, match=r"give a shorter path") as caught:
+        SqlStorage(path)
+    assert str(len(path)) in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_the_look_from_outside_names_another_programs_database(tmp_path: Path) -> None:
+    """read_schema tells a database with foreign tables from an empty one, which no runspan has opened yet."""
+    path = tmp_path / "x.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 1")  # makes it a database
+    assert read_schema(path).version is None
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE notes (text)")
+    with pytest.raises(StorageError, match=r"another program .*notes"):
+        read_schema(path)
