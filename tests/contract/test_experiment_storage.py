@@ -295,6 +295,15 @@ def test_a_point_that_does_not_fit_rejects_its_whole_batch(storage: ExperimentSt
     assert steps_of(storage.get_metrics(run, "m")) == [2**63 - 1]
 
 
+@pytest.mark.parametrize("key", [None, 3, b"m", ["m"]])
+def test_a_key_that_is_no_text_rejects_its_whole_batch(storage: ExperimentStorage, key: Any) -> None:
+    """The StorageError shows the key and what it takes, and nothing is stored."""
+    run = new_run(storage)
+    with pytest.raises(StorageError, match=r"key=.* takes a str"):
+        storage.log_metrics(run, [*points("m", [1, 2]), MetricPoint(key, 3, 1.0, 0)])
+    assert storage.metric_keys(run) == []
+
+
 def test_resume_from_an_older_checkpoint_supersedes(storage: ExperimentStorage) -> None:
     """Case 19: after steps 0-212 and a resume at 200 to 300, each step has one value, 200 on from attempt 1."""
     run = new_run(storage)
