@@ -42,7 +42,7 @@ up:
 	  echo "Grafana's admin password was generated: it stands in .env")
 	docker compose up --detach
 	@echo "Jaeger http://127.0.0.1:16686  Prometheus http://127.0.0.1:9090  Grafana http://127.0.0.1:3000"
-	@echo "Ship a run: RUNSPAN_OTLP_ENDPOINT=http://127.0.0.1:4317"
+	@echo "Ship a run: OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4317"
 
 down:
 	docker compose down

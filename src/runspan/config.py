@@ -12,16 +12,8 @@ from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from runspan._env import (
-    EnvReader,
-    OtelSettings,
-    SignalSettings,
-    check_endpoint,
-    hide_credentials,
-    means_none,
-    parse_protocol,
-    show_value,
-)
+from runspan._env import EnvReader, check_endpoint, hide_credentials, means_none, parse_protocol, show_value
+from runspan._otel_env import OtelSettings, SignalSettings
 from runspan._root import default_root, ensure_root
 from runspan.capture import CaptureSchedule
 from runspan.errors import ConfigError

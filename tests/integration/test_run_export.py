@@ -259,7 +259,7 @@ def test_two_exporting_runs_are_independent(live: LiveRuns, receiver: OtlpReceiv
 
 
 def test_a_resumed_run_exports_run_again_with_its_first_start(live: LiveRuns, receiver: OtlpReceiver) -> None:
-    """A later attempt's run span has the same ids and start, so that a store that folds by id keeps one."""
+    """Case 53: a later attempt's run span has the first one's ids and start; its counters have a start of their own."""
     with live.start(**_to(receiver), run_id="r") as first:
         first.count("tokens", 1000)
     with live.start(**_to(receiver), run_id="r") as again:
@@ -270,6 +270,11 @@ def test_a_resumed_run_exports_run_again_with_its_first_start(live: LiveRuns, re
     ranks = [span for span in _ended(receiver) if span.name == "rank"]
     assert len({span.span_id for span in ranks}) == 2
     assert live.storage.get_run("r").counts["tokens"] == 1500
+    # Each attempt's counter starts anew, at a time of its own: none continues or repeats another's.
+    points = receiver.points_of("runspan.metric.count")
+    starts = {point.resource["runspan.attempt"]: point.start_time_unix_nano for point in points}
+    assert {(point.resource["runspan.attempt"], point.value) for point in points} == {(0, 1000), (1, 500)}
+    assert starts[0] <= min(point.time_unix_nano for point in points) < starts[1]
 
 
 def test_a_host_span_is_no_span_of_the_export(live: LiveRuns, receiver: OtlpReceiver) -> None:

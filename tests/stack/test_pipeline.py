@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from runspan import ids
 from runspan.semconv import SpanName
 from runspan.tracefile.meta import TraceRunMeta
 from support.cli import clean_environ, run_program
@@ -62,12 +63,14 @@ def train(run):
 """
 
 
-def test_the_demo_arrives_in_jaeger(stack: Stack, tmp_path: Path) -> None:
-    """The demo's 4 ranks are one trace in Jaeger, found by the run's id, with all of TraceRunMeta on the run span."""
+@pytest.fixture(scope="module")
+def demo(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ship the demo's training of 4 ranks to the stack, and return its directory; its trace has arrived."""
+    folder = tmp_path_factory.mktemp("demo")
     options = ["--epochs", "1", "--slow-ms", "0", "--otlp", stack.otlp_url, "--otlp-protocol", "grpc"]
-    answer = run_program(["demo", *options], clean_environ(tmp_path), timeout_s=120)
+    answer = run_program(["demo", *options], clean_environ(folder), timeout_s=120)
     assert answer.code == 0, answer.err
-    (directory,) = (tmp_path / "runs").iterdir()
+    (directory,) = (folder / "runs").iterdir()
     meta = lines_of(directory / "rank-00000.jsonl")[0]
 
     def arrived() -> None:
@@ -76,6 +79,12 @@ def test_the_demo_arrives_in_jaeger(stack: Stack, tmp_path: Path) -> None:
         assert len([span for span in spans if span.name == "rank"]) == 4
 
     eventually(arrived)
+    return directory
+
+
+def test_the_demo_arrives_in_jaeger(stack: Stack, demo: Path) -> None:
+    """The demo's 4 ranks are one trace in Jaeger, found by the run's id, with all of TraceRunMeta on the run span."""
+    meta = lines_of(demo / "rank-00000.jsonl")[0]
     found = stack.jaeger.client.find_trace_ids("digits", {"runspan.run.id": meta["run_id"]})
     assert meta["trace_id"] in found
     spans = stack.jaeger.client.trace(meta["trace_id"])
@@ -92,6 +101,70 @@ def test_the_demo_arrives_in_jaeger(stack: Stack, tmp_path: Path) -> None:
             assert run.attributes[f"runspan.trace.{field}"] == meta[field], field
     assert run.attributes["runspan.run.status"] == "success"
     assert run.attributes["runspan.metric.accuracy/test"] > 0.5
+
+
+def test_the_demo_s_captured_step_has_all_ranks(stack: Stack, demo: Path) -> None:
+    """Step 11 is one trace of all 4 ranks' phases; it links to run and rank, and rank 0's trace links back to it."""
+    meta = lines_of(demo / "rank-00000.jsonl")[0]
+    client = stack.jaeger.client
+    trace_id = f"{ids.step_trace_id(meta['run_id'], 11):032x}"
+
+    def arrived() -> None:
+        for name in ("step", "data", "forward", "backward", "all_reduce", "optimizer"):
+            spans = [span for span in client.trace(trace_id) if span.name == name]
+            assert sorted(span.resource["runspan.rank"] for span in spans) == [0, 1, 2, 3], name
+
+    eventually(arrived)
+    of_run = client.trace(meta["trace_id"])
+    (run,) = [span for span in of_run if span.name == "run"]
+    ranks = {span.resource["runspan.rank"]: span for span in of_run if span.name == "rank"}
+    steps = {span.resource["runspan.rank"]: span for span in client.trace(trace_id) if span.name == "step"}
+    for number, step in steps.items():
+        assert step.parent_span_id == ""
+        assert step.links == ((run.trace_id, run.span_id), (run.trace_id, ranks[number].span_id))
+    (back,) = [
+        span for span in of_run if span.name == "step captured" and span.links == ((trace_id, steps[0].span_id),)
+    ]
+    assert back.parent_span_id == ranks[0].span_id
+
+
+def test_the_demo_s_exemplars_are_known_to_jaeger(stack: Stack, demo: Path) -> None:
+    """Each exemplar of the demo's steps and phases names a trace and a ``step`` span that Jaeger has."""
+    run_id = lines_of(demo / "rank-00000.jsonl")[0]["run_id"]
+    names = ("runspan_step_duration_seconds", "runspan_phase_duration_seconds")
+
+    def are_known() -> None:
+        for name in names:
+            labels = [
+                exemplar["labels"]
+                for exemplar in stack.prometheus.client.exemplars(f'{name}{{runspan_run_id="{run_id}"}}')
+            ]
+            assert labels, name
+            for each in labels:
+                steps = {span.span_id for span in stack.jaeger.client.trace(each["trace_id"]) if span.name == "step"}
+                assert each["span_id"] in steps, name
+
+    eventually(are_known)
+
+
+def test_jaeger_has_the_demo_s_spans_and_no_others(stack: Stack, demo: Path) -> None:
+    """Jaeger has the spans of the demo's files, each once, but for those of long stages, which only rank 0 exports."""
+    meta = lines_of(demo / "rank-00000.jsonl")[0]
+    expected = [
+        (event["otel"]["trace_id"], event["id"])
+        for file in sorted(demo.rglob("rank-*.jsonl"))
+        for event in lines_of(file)
+        if event["kind"] == "span_start"
+        and (file.stem == "rank-00000" or event["name"] not in {"epoch", "evaluate", "checkpoint"})
+    ]
+
+    def all_arrived() -> None:
+        client = stack.jaeger.client
+        traces = client.find_trace_ids("digits", {"runspan.run.id": meta["run_id"]})
+        spans = [span for trace_id in traces for span in client.trace(trace_id) if not span.is_pending]
+        assert sorted((span.trace_id, span.span_id) for span in spans) == sorted(expected)
+
+    eventually(all_arrived)
 
 
 def test_jaeger_has_as_many_spans_as_were_exported(stack: Stack, tmp_path: Path) -> None:
@@ -139,6 +212,8 @@ def train(run):
         (ended,) = training.wait()
     assert ended.returncode == 1
     assert "out of luck" in ended.stderr
+    # The second of training, at most the 2 s of the shutdown, and Python's start.
+    assert ended.elapsed_s < 1 + 2 + 5
     prometheus = stack.prometheus.client
 
     def arrived() -> None:
@@ -235,20 +310,25 @@ def train(run):
 
 
 def test_series_do_not_grow_with_steps(stack: Stack, tmp_path: Path) -> None:
-    """Cases 46 and 51: 100,000 steps of 4 ranks make the series of 100 steps, and a trace within its bound."""
+    """Cases 46 and 51: 100,000 steps of 4 ranks make the series of 100 steps, and a trace within the bound it names."""
     source = """
 def train(run):
     for number in range(int(os.environ["STEPS"])):
         with run.step():
             run.log_metric("loss", 1 / (number + 1))
+        if number < 90:
+            for _ in range(2):
+                with run.span("between steps"):
+                    pass
 """
     experiment = "growth"
-    short = Training(tmp_path / "short", stack, source, experiment=experiment, STEPS="100")
-    long = Training(
-        tmp_path / "long", stack, source, experiment=experiment, STEPS="100000", RUNSPAN_MAX_EXPORTED_SPANS="200"
+    short, long = (
+        Training(tmp_path / steps, stack, source, experiment=experiment, STEPS=steps, RUNSPAN_MAX_EXPORTED_SPANS="200")
+        for steps in ("100", "100000")
     )
-    short.run()
-    long.run()
+    for training in (short, long):
+        with training.running():
+            assert [(rank.returncode, set(rank.dropped)) for rank in training.wait()] == [(0, {"traces/budget"})] * 4
     prometheus = stack.prometheus.client
     steps = f"sum({long.select('runspan_steps_total')})"
     eventually(lambda: _equal([sample.value for sample in prometheus.query(steps)], [400_000.0]))
@@ -259,9 +339,11 @@ def train(run):
     ]
     assert series[0] == series[1]
     eventually(lambda: _equal({"run", "rank"} - {span.name for span in long.spans()}, set()))
-    assert len(long.spans()) <= 200
     (run,) = [span for span in long.spans() if span.name == "run"]
+    # A captured step's spans are a trace of their own.
+    assert 100 < len([span for span in long.spans() if span.trace_id == run.trace_id]) <= 200
     assert run.attributes["runspan.max_exported_spans"] == 200
+    assert run.attributes["runspan.dropped.spans"] > 0
 
 
 def test_no_series_carries_a_step_a_process_or_a_trace(stack: Stack, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runspan._clock import SystemClock
-from runspan._env import SpanLimitSettings
+from runspan._otel_env import SpanLimitSettings
 from runspan.telemetry.collector import MetricsCollector
 from runspan.telemetry.exporter import ExportPipeline, SpanBudget
 from runspan.telemetry.instruments import RunMetrics

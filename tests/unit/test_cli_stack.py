@@ -410,7 +410,7 @@ def test_findings_are_lines_where_nobody_sits_at_a_terminal(stack: StackCli) -> 
 def _shipped() -> set[str]:
     config = _REPOSITORY / "collector-config"
     paths = [path.relative_to(_REPOSITORY) for path in config.rglob("*") if path.is_file()]
-    return {"docker-compose.yml", *map(str, paths)}
+    return {"docker-compose.yml", "docs/scale.md", *map(str, paths)}
 
 
 def _written(folder: Path) -> set[str]:
@@ -500,7 +500,7 @@ def test_an_installed_package_has_the_files(tmp_path: Path) -> None:
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "docker-compose.yml"):
         shutil.copy(_REPOSITORY / name, source)
-    for name in ("src", "collector-config"):
+    for name in ("src", "collector-config", "docs"):
         shutil.copytree(_REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path / "dist")]
     subprocess.run(build, cwd=source, check=True, capture_output=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runspan._env import OtelSettings
+from runspan._otel_env import OtelSettings
 from runspan.capture import CaptureSchedule
 from runspan.config import ALERT_RULES, TracingConfig, default_root, endpoints, ensure_root
 from runspan.errors import ConfigError

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runspan._env import EnvReader, OtelSettings, SignalSettings, check_endpoint, show_value
+from runspan._env import EnvReader, check_endpoint, show_value
+from runspan._otel_env import OtelSettings, SignalSettings
 from runspan.errors import ConfigError
 
 

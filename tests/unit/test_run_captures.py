@@ -63,6 +63,32 @@ def test_a_schedule_counts_from_the_attempts_first_step(live: LiveRuns) -> None:
     assert list(_captures(run)) == ["update-000000204"]
 
 
+def test_a_number_that_comes_again_is_captured_once(live: LiveRuns, caplog: pytest.LogCaptureFixture) -> None:
+    """Micro-batches that share their update's number make one capture, of the first; slow and failed ones add none."""
+    clock = FakeClock()
+    run = live.start(clock=clock, capture=_schedule(repeat=1, slow_factor=3.0))
+    for number in range(20):
+        for seconds in (0.01, 0.01, 0.5 if number == 3 else 0.01):
+            with run.step(number):
+                clock.advance(seconds)
+    with pytest.raises(ValueError, match="boom"), run.step(3):
+        raise ValueError("boom")
+    (capture,) = _captures(run).values()
+    assert [line["name"] for line in capture if line["kind"] == "span_start"] == ["step"]
+    assert [line["name"] for line in live.lines(run) if line.get("name") == "step captured"] == ["step captured"]
+    assert not caplog.records
+
+
+def test_steps_before_the_first_are_in_no_cycle(live: LiveRuns) -> None:
+    """Numbers that go back, as of an evaluation that counts its own, use up no capture and add none."""
+    clock = FakeClock()
+    run = live.start(clock=clock, capture=_schedule(wait=0, warmup=0, active=2, repeat=1))
+    for number in (100, 0, 1, 101, 2, 102):
+        with run.step(number):
+            clock.advance(0.01)
+    assert list(_captures(run)) == ["update-000000101", "update-000000102"]
+
+
 def test_a_capture_file_is_a_trace_of_its_own(live: LiveRuns) -> None:
     """Its meta names the update, its one root is the measured step, its phases and user spans hang below, it ends."""
     clock = FakeClock()
@@ -149,6 +175,29 @@ def test_a_slow_step_is_captured_afterwards(live: LiveRuns) -> None:
         "step": 0,
         "forward": 0,
         "backward": 125_000_000,
+    }
+
+
+def test_a_step_that_was_slow_for_its_data_says_so(live: LiveRuns) -> None:
+    """The wait of run.steps() is a span of the rebuilt step, before its phases."""
+    clock = FakeClock()
+    run = live.start(clock=clock, capture=_schedule(active=0, slow_factor=3.0))
+
+    def loader() -> Any:
+        for item in range(41):
+            clock.advance(0.5 if item == 40 else 0.001)
+            yield item
+
+    for _ in run.steps(loader()):
+        with run.phase("forward"):
+            clock.advance(0.01)
+    (capture,) = _captures(run).values()
+    starts = {event["name"]: event for event in capture if event["kind"] == "span_start"}
+    durations = {event["id"]: event["duration_ns"] for event in capture if event["kind"] == "span_end"}
+    assert {name: (start["start_ns"], durations[start["id"]]) for name, start in starts.items()} == {
+        "step": (0, 510_000_000),
+        "data": (0, 500_000_000),
+        "forward": (500_000_000, 10_000_000),
     }
 
 

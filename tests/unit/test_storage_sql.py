@@ -457,12 +457,16 @@ def test_a_path_that_no_file_system_takes_is_a_short_error(path: str) -> None:
 
 
 def test_the_look_from_outside_names_another_programs_database(tmp_path: Path) -> None:
-    """read_schema tells a database with foreign tables from an empty one, which no runspan has opened yet."""
+    """read_schema tells a database with foreign tables from an empty one; refusing it leaves every byte of it alone."""
     path = tmp_path / "x.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 1")  # makes it a database
     assert read_schema(path).version is None
+    path = tmp_path / "y.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE notes (text)")
-    with pytest.raises(StorageError, match=r"another program .*notes"):
-        read_schema(path)
+    before = path.read_bytes()
+    for look in (read_schema, SqlStorage):
+        with pytest.raises(StorageError, match=r"another program .*notes"):
+            look(path)
+    assert path.read_bytes() == before

@@ -9,7 +9,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from runspan._env import SpanLimitSettings
+from runspan._otel_env import SpanLimitSettings
 from runspan.telemetry._ledger import Ledger, Tally
 from runspan.telemetry.exporter import TRACES, SpanBudget, SpanExportProcessor
 

@@ -14,7 +14,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 
-from runspan._env import SpanLimitSettings
+from runspan._otel_env import SpanLimitSettings
 from runspan._plain import plain_value
 from runspan.telemetry.limits import cut_text, exportable, trim_span
 from support.otlp_receiver import ReceivedSpan, spans_in

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-from runspan._env import OtelSettings
+from runspan._otel_env import OtelSettings
 from runspan._version import __version__
 from runspan.ids import run_span_id, run_trace_id, service_instance_id
 from runspan.semconv import SCHEMA_URL

@@ -180,7 +180,9 @@ class Capture:
 class StepCaptures:
     """Says which steps are captured: those of the schedule before they run, slow and failed ones afterwards.
 
-    The schedule counts from the first step of the attempt, so that all ranks that resume at one step capture alike.
+    The schedule counts from the first step of the attempt, so that all ranks that resume at one step capture alike. A
+    number that comes again, as where each micro-batch is a step with its update's number, is captured once: a step has
+    one trace and one file.
 
     Args:
         session: the session.
@@ -204,6 +206,7 @@ class StepCaptures:
         #: Durations of the last steps, ns.
         self.recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
         self._afterwards: dict[str, int] = {}
+        self._captured: set[int] = set()
 
     def scheduled(self, step: int, began_ns: int) -> Capture | None:
         """Return the capture of a step, None when it is not the schedule's.
@@ -224,6 +227,8 @@ class StepCaptures:
         if schedule.repeat and cycle >= schedule.repeat:
             self.next_step = 2**63
             return None
+        if cycle < 0 or step in self._captured:
+            return None
         if position < active_from:
             self.next_step = step + active_from - position
             return None
@@ -243,7 +248,7 @@ class StepCaptures:
         phases: Sequence[tuple[str, int, int]],
         error: BaseException | None,
     ) -> SpanContext | None:
-        """Rebuild the trace of a step that turned out slow or failed; None when there have been enough of them.
+        """Rebuild the trace of a step that turned out slow or failed; None when it has one, or enough steps have.
 
         Args:
             step: its number.
@@ -257,7 +262,7 @@ class StepCaptures:
         """
         because = "slow" if error is None else "failed"
         count = self._afterwards.get(because, 0)
-        if count >= _MAX_AFTERWARDS:
+        if count >= _MAX_AFTERWARDS or step in self._captured:
             return None
         self._afterwards[because] = count + 1
         capture = self._capture(step, because, began_ns)
@@ -281,4 +286,5 @@ class StepCaptures:
         began_unix_nano = clock.time_ns() - (clock.monotonic_ns() - began_ns)
         capture = Capture(self, step, because, TraceStart(began_unix_nano, began_ns))
         self._open.append(capture)
+        self._captured.add(step)
         return capture

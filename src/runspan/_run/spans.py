@@ -133,6 +133,7 @@ class FileSpan(trace.Span):
     Args:
         spans: who started it.
         context: its ids.
+        id_hex: its span id as the file writes it.
         began_monotonic_ns: when it began.
     """
 

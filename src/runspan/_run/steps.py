@@ -301,7 +301,10 @@ class StepRecorder:
         """End the step's capture, or make one of a slow or failed step; return the context of its ``step`` span."""
         capture = scope.capture
         if capture is None:
-            return captures.afterwards(scope.step, began_ns, duration_ns, scope.phases, error)
+            phases = scope.phases
+            if scope.data_ns is not None:
+                phases = [(SpanName.DATA, began_ns, scope.data_ns), *phases]
+            return captures.afterwards(scope.step, began_ns, duration_ns, phases, error)
         capture.leave()
         capture.close(duration_ns, error)
         return capture.context

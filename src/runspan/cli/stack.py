@@ -83,7 +83,7 @@ def _export_config(
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that were changed.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write docker-compose.yml and collector-config/, with rules and dashboards, and a password for Grafana's admin.
+    """Write docker-compose.yml, collector-config/ and docs/scale.md, and a password for Grafana's admin.
 
     Files that differ from the shipped ones are kept, and nothing is written then, unless --force is given.
     """

@@ -1,4 +1,4 @@
-"""The stack's files: docker-compose.yml and collector-config/, out of the installed package."""
+"""The stack's files: docker-compose.yml, collector-config/ and docs/scale.md, out of the installed package."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ __all__ = ["StackExport", "dashboard_uids", "export_stack", "rule_groups", "stac
 
 _COMPOSE = "docker-compose.yml"
 _CONFIG = "collector-config"
+#: The configuration's comments and the alerts' runbooks send their reader there.
+_SCALE = Path("docs", "scale.md")
 _ENVIRONMENT = ".env"
 _PASSWORD = "GF_SECURITY_ADMIN_PASSWORD"  # noqa: S105 - the variable's name
 _PASSWORD_LINE = re.compile(rf"^{_PASSWORD}=.", re.MULTILINE)
@@ -49,7 +51,7 @@ def stack_folder() -> Path:
     """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "_stack", package.parents[1]):
-        if (folder / _COMPOSE).is_file() and (folder / _CONFIG).is_dir():
+        if all((folder / name).exists() for name in (_COMPOSE, _CONFIG, _SCALE)):
             return folder
     raise ConfigError(f"the stack's files are not in {package / '_stack'}: pip install --force-reinstall runspan")
 
@@ -109,7 +111,8 @@ def export_stack(directory: Path, *, force: bool = False) -> StackExport:
 
 
 def _files(source: Path) -> list[Path]:
-    return [source / _COMPOSE, *(path for path in sorted((source / _CONFIG).rglob("*")) if path.is_file())]
+    configuration = (path for path in sorted((source / _CONFIG).rglob("*")) if path.is_file())
+    return [source / _COMPOSE, source / _SCALE, *configuration]
 
 
 def _make_folder(folder: Path) -> None:

@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Engine
 
-__all__ = ["Database", "parse_url"]
+__all__ = ["SCHEMA_TABLE", "Database", "parse_url"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger("runspan")
+
+#: The table that tells runspan's databases from other programs'.
+SCHEMA_TABLE = "runspan_schema"
 
 #: How long a writer waits for the others before it gives up.
 _LOCK_TIMEOUT_S = 60.0
@@ -251,6 +254,8 @@ class Database:
         connection.isolation_level = None  # transactions begin where _begin_sqlite begins them
         wanted = "wal" if self.network_file_system is None else "delete"
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != wanted:
+            if _is_foreign(connection):  # it is refused later, and stays as it is
+                return
             connection.execute(f"PRAGMA journal_mode={wanted}")
         if wanted == "wal":
             # A power loss may take the last transactions but breaks nothing, and the trace file has them.
@@ -288,6 +293,12 @@ class Database:
         for secret in filter(None, values):
             message = message.replace(str(secret), "***")
         return message
+
+
+def _is_foreign(connection: sqlite3.Connection) -> bool:
+    """Whether a SQLite database has tables, but none of runspan's."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    return bool(tables) and SCHEMA_TABLE not in tables
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from runspan._plain import scrub_text
 from runspan.errors import StorageError
-from runspan.storage._database import describe_database
+from runspan.storage._database import SCHEMA_TABLE, describe_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +102,7 @@ def key_digest(key: str) -> str:
     return hashlib.sha256(scrub_text(key).encode()).hexdigest()[:32]
 
 
-schema_version = Table("runspan_schema", _metadata, Column("version", Integer, nullable=False))
+schema_version = Table(SCHEMA_TABLE, _metadata, Column("version", Integer, nullable=False))
 
 experiments = Table(
     "experiments",

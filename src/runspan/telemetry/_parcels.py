@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from runspan._env import SpanLimitSettings
+    from runspan._otel_env import SpanLimitSettings
 
 __all__ = ["MetricParcel", "Parcel", "SpanParcel", "is_pending"]
 

@@ -21,7 +21,7 @@ from runspan.semconv import Attr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from runspan._env import SpanLimitSettings
+    from runspan._otel_env import SpanLimitSettings
 
 __all__ = ["MAX_VALUE_BYTES", "cut_text", "exportable", "trim_span"]
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Link, SpanKind, Tracer, TraceState
     from opentelemetry.util.types import Attributes
 
-    from runspan._env import OtelSettings
+    from runspan._otel_env import OtelSettings
 
 __all__ = [
     "RunIdGenerator",
