@@ -25,6 +25,7 @@ __all__ = [
     "hide_credentials",
     "means_none",
     "parse_protocol",
+    "require",
     "show_value",
 ]
 
@@ -230,3 +231,13 @@ def parse_protocol(name: str, protocol: str) -> str:
         return PROTOCOLS[protocol.lower()]
     except (KeyError, AttributeError):
         raise _unreadable(name, protocol, PROTOCOL_NAMES) from None
+
+
+def require(condition: bool, name: str, value: object, takes: str) -> None:
+    """Refuse a value unless a condition holds.
+
+    Raises:
+        ConfigError: it does not; the message names the value and says what it takes.
+    """
+    if not condition:
+        raise ConfigError(f"{name}={show_value(value)} cannot be used: it takes {takes}")

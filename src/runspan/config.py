@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
-from runspan._env import EnvReader, check_endpoint, hide_credentials, means_none, parse_protocol, show_value
+from runspan._env import EnvReader, check_endpoint, means_none, parse_protocol, require, show_value
 from runspan._otel_env import OtelSettings, SignalSettings
 from runspan._root import default_root, ensure_root
 from runspan.capture import CaptureSchedule
 from runspan.errors import ConfigError
 from runspan.redaction import BUILTIN_PATTERNS
 
-__all__ = ["ALERT_RULES", "OtlpEndpoint", "TracingConfig", "default_root", "endpoints", "ensure_root"]
+__all__ = ["ALERT_RULES", "TracingConfig", "default_root", "ensure_root"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,7 +34,6 @@ ALERT_RULES = (
     "disk_nearly_full",
     "events_dropped",
 )
-_DEFAULT_ENDPOINTS = {"grpc": "http://localhost:4317", "http/protobuf": "http://localhost:4318"}
 _FLAGS = ("tracing_enabled", "export_otlp", "strict", "capture_output", "stop_on_error", "stop_on_critical")
 _TEXTS = ("otlp_endpoint", "otlp_protocol", "otlp_certificate", "golden_trace_path", "trace_dir", "alert_webhook")
 _MIN_SECONDS = {"shutdown_timeout_s": 0.0, "fsync_interval_s": 0.0, "metric_interval_s": 0.001, "heartbeat_s": 0.001}
@@ -130,21 +129,21 @@ class TracingConfig:
 
     def __post_init__(self) -> None:
         for name in _FLAGS:
-            _require(type(getattr(self, name)) is bool, name, getattr(self, name), "True or False")
+            require(type(getattr(self, name)) is bool, name, getattr(self, name), "True or False")
         insecure = self.otlp_insecure
-        _require(insecure is None or type(insecure) is bool, "otlp_insecure", insecure, "True, False or None")
+        require(insecure is None or type(insecure) is bool, "otlp_insecure", insecure, "True, False or None")
         for name, minimum in _MIN_SECONDS.items():
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             in_range = is_number and minimum <= value <= _MAX_SECONDS
-            _require(in_range, name, value, f"a number of seconds from {minimum:g} to {_MAX_SECONDS:g}")
+            require(in_range, name, value, f"a number of seconds from {minimum:g} to {_MAX_SECONDS:g}")
             self._set(name, float(value))
         for name, minimum_count in {**_MIN_COUNTS, "max_file_bytes": _MIN_PART_BYTES}.items():
             value = getattr(self, name)
             in_range = type(value) is int and value >= minimum_count
-            _require(in_range, name, value, f"a whole number from {minimum_count} up")
-        _require(isinstance(self.otel, OtelSettings), "otel", self.otel, "OtelSettings")
-        _require(isinstance(self.capture, CaptureSchedule), "capture", self.capture, "a CaptureSchedule")
+            require(in_range, name, value, f"a whole number from {minimum_count} up")
+        require(isinstance(self.otel, OtelSettings), "otel", self.otel, "OtelSettings")
+        require(isinstance(self.capture, CaptureSchedule), "capture", self.capture, "a CaptureSchedule")
         checks: dict[str, Callable[[str, Any], object]] = {
             **_TEXT_CHECKS,
             "otlp_headers": _checked_headers,
@@ -220,7 +219,7 @@ class TracingConfig:
             ConfigError: a variable cannot be read.
         """
         environ = os.environ if environ is None else environ
-        _require(isinstance(environ, Mapping), "environ", environ, "a mapping of variables, such as os.environ")
+        require(isinstance(environ, Mapping), "environ", environ, "a mapping of variables, such as os.environ")
         env = EnvReader(environ)
         otel = OtelSettings.from_env(environ)
         values: dict[str, Any] = {name: env.flag(_variable(name)) for name in (*_FLAGS, "otlp_insecure")}
@@ -259,11 +258,6 @@ def _parsed(env: EnvReader, field_name: str, parse: Callable[[str], T]) -> T | N
         raise ConfigError(f"{_variable(field_name)}: {error}") from error
 
 
-def _require(condition: bool, name: str, value: object, takes: str) -> None:
-    if not condition:
-        raise ConfigError(f"{name}={show_value(value)} cannot be used: it takes {takes}")
-
-
 def _checked_base_url(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{name}={show_value(value)} cannot be used: it takes a URL")
@@ -282,7 +276,7 @@ def _checked_webhook(name: str, value: object) -> str:
 def _checked_rules(name: str, value: object) -> tuple[str, ...]:
     rules = _checked_names(name, value)
     unknown = sorted(set(rules) - set(ALERT_RULES))
-    _require(not unknown, name, ",".join(unknown), f"some of {', '.join(ALERT_RULES)}")
+    require(not unknown, name, ",".join(unknown), f"some of {', '.join(ALERT_RULES)}")
     return rules
 
 
@@ -313,83 +307,3 @@ _TEXT_CHECKS: dict[str, Callable[[str, str], object]] = {
     "otlp_protocol": parse_protocol,
     "alert_webhook": _checked_webhook,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtlpEndpoint:
-    """Where and how one signal is exported.
-
-    Attributes:
-        url: for ``http/protobuf`` the full URL with the signal's path; for ``grpc`` ``http(s)://host:port`` or
-            ``host:port``.
-        protocol: ``grpc`` or ``http/protobuf``.
-        headers: sent with each request, names in lower case. Never part of the repr.
-        certificate: path of the CA certificates, PEM; None: the system's.
-        client_key: path of the client's key, PEM.
-        client_certificate: path of the client's certificate, PEM.
-        insecure: whether the connection goes without TLS.
-        timeout_s: bound on one request.
-        compression: ``none`` or ``gzip``.
-    """
-
-    url: str = field(repr=False)  # it may hold a user name and password
-    protocol: str
-    headers: Mapping[str, str] = field(repr=False, hash=False)
-    certificate: str | None
-    client_key: str | None
-    client_certificate: str | None
-    insecure: bool
-    timeout_s: float
-    compression: str
-
-
-def endpoints(config: TracingConfig) -> dict[str, OtlpEndpoint]:
-    """Return the endpoint of each signal that is exported, by ``traces`` and ``metrics``.
-
-    Raises:
-        ConfigError: HTTP without a scheme, a certificate or key file that cannot be read, or a client key without its
-            certificate.
-    """
-    found = {}
-    if config.export_traces:
-        found["traces"] = _endpoint(config, "traces", config.otel.traces)
-    if config.export_metrics:
-        found["metrics"] = _endpoint(config, "metrics", config.otel.metrics)
-    return found
-
-
-def _endpoint(config: TracingConfig, signal: str, settings: SignalSettings) -> OtlpEndpoint:
-    protocol = config.otlp_protocol or settings.protocol or "grpc"
-    is_base = config.otlp_endpoint is not None or settings.endpoint is None or settings.endpoint_is_base
-    url = config.otlp_endpoint or settings.endpoint or _DEFAULT_ENDPOINTS[protocol]
-    scheme = urlsplit(url).scheme if "://" in url else ""
-    if protocol == "http/protobuf":
-        shown = hide_credentials(url)
-        _require(
-            bool(scheme), "OTLP endpoint", shown, "http:// or https:// in front when the protocol is http/protobuf"
-        )
-        if is_base:
-            parts = urlsplit(url)
-            url = urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/v1/{signal}"))
-    insecure = settings.insecure if config.otlp_insecure is None else config.otlp_insecure
-    certificate = config.otlp_certificate or settings.certificate
-    for purpose, path in (
-        ("certificate", certificate),
-        ("client key", settings.client_key),
-        ("client certificate", settings.client_certificate),
-    ):
-        readable = path is None or os.access(path, os.R_OK)
-        _require(readable, f"OTLP {purpose}", path, "the path of a PEM file that can be read")
-    if (settings.client_key is None) != (settings.client_certificate is None):
-        raise ConfigError("an OTLP client key and client certificate go together: set both or neither")
-    return OtlpEndpoint(
-        url=url,
-        protocol=protocol,
-        headers=settings.headers if config.otlp_headers is None else config.otlp_headers,
-        certificate=certificate,
-        client_key=settings.client_key,
-        client_certificate=settings.client_certificate,
-        insecure=scheme == "http" or (not scheme and insecure),
-        timeout_s=settings.timeout_s,
-        compression=settings.compression,
-    )

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from runspan._endpoints import guess_protocol
 from runspan.demo import DemoOptions, run_demo
-from runspan.demo.launcher import guess_protocol
 from runspan.errors import ConfigError, MissingExtraError
 from runspan.tracefile.meta import TraceRunMeta
 from support.cli import Answer, clean_environ, run_program

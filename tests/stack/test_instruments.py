@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runspan.config import TracingConfig, endpoints
+from runspan._endpoints import endpoints
+from runspan.config import TracingConfig
 from runspan.records import RunStatus
 from runspan.semconv import INSTRUMENTS, Instrument, InstrumentKind
 from runspan.usage import GpuUsage, ProcessUsage, SystemUsage, UsageSampler

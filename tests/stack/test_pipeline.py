@@ -346,6 +346,21 @@ def train(run):
     assert run.attributes["runspan.dropped.spans"] > 0
 
 
+def test_of_ten_thousand_keys_the_first_arrive(stack: Stack, tmp_path: Path) -> None:
+    """Case 46: Prometheus gets the first 2,000 metric keys of a run; the rest are counted, the file has them all."""
+    source = """
+def train(run):
+    run.log_metrics({f"key {number}": float(number) for number in range(10_000)})
+"""
+    training = Training(tmp_path, stack, source, ranks=1)
+    with training.running():
+        (rank,) = training.wait()
+    assert (rank.returncode, rank.dropped) == (0, {"metrics/max_metric_keys": 8_000})
+    prometheus = stack.prometheus.client
+    selector = training.select("runspan_metric_value")
+    eventually(lambda: _equal(len(prometheus.series(selector)), 2_000))
+
+
 def test_no_series_carries_a_step_a_process_or_a_trace(stack: Stack, tmp_path: Path) -> None:
     """Of all series only target_info tells the process; no label is a step, a span's or a trace's id."""
     Training(tmp_path, stack, _TRAIN).run()

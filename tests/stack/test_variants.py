@@ -15,7 +15,8 @@ import requests
 import yaml
 from opentelemetry.trace import format_trace_id, set_span_in_context
 
-from runspan.config import TracingConfig, endpoints
+from runspan._endpoints import endpoints
+from runspan.config import TracingConfig
 from support.exporting import start_export
 from support.stack import CONFIG_FOLDER, Collector, Jaeger, Prometheus, free_port, program_or_skip
 from support.stack_clients import JaegerClient, eventually

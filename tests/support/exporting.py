@@ -17,7 +17,7 @@ from runspan.telemetry.providers import RunIdentity, build_resource, build_trace
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-    from runspan.config import OtlpEndpoint
+    from runspan._endpoints import OtlpEndpoint
 
 __all__ = ["Exporting", "start_export"]
 

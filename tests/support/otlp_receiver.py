@@ -42,7 +42,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.metrics.v1.metrics_pb2 import DataPointFlags
 
-from runspan.config import OtlpEndpoint
+from runspan._endpoints import OtlpEndpoint
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from runspan._endpoints import endpoints
 from runspan._otel_env import OtelSettings
 from runspan.capture import CaptureSchedule
-from runspan.config import ALERT_RULES, TracingConfig, default_root, endpoints, ensure_root
+from runspan.config import ALERT_RULES, TracingConfig, default_root, ensure_root
 from runspan.errors import ConfigError
 from runspan.redaction import BUILTIN_PATTERNS
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections import deque
 from typing import TYPE_CHECKING
@@ -172,7 +171,7 @@ class Capture:
         except OSError as error:
             session.notices.lose("capture", type(error).__name__, 1)
             session.notices.warn_once(
-                "capture", f"the file of captured step {self._step} cannot be written: {os.strerror(error.errno or 0)}"
+                "capture", f"the file of captured step {self._step} cannot be written: {error.strerror or error}"
             )
             return NullWriter()
 

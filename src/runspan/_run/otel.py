@@ -11,11 +11,11 @@ from opentelemetry.trace import Link, SpanContext, StatusCode, TraceFlags, forma
 
 from runspan import ids, semconv
 from runspan._clock import SystemClock
+from runspan._endpoints import endpoints
 from runspan._run.captures import StepCaptures
 from runspan._run.identity import common_attributes, rank_attributes, run_attributes
 from runspan._run.scopes import FileSpanScope, HiddenSpanScope, SpanScope, make_current, restore
 from runspan._run.spans import Spans
-from runspan.config import endpoints
 from runspan.errors import TraceFormatError
 from runspan.records import RunStatus
 from runspan.semconv import Attr, SpanName

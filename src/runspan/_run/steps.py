@@ -235,7 +235,7 @@ class StepRecorder:
             if scope.capture is not None or error is not None or duration_ns > captures.slow_above_ns:
                 captured = self._capture(captures, scope, began_ns, duration_ns, error)
             captures.recent_ns.append(duration_ns)
-            if not scope.step % captures.MEDIAN_PERIOD:
+            if not self._metrics.steps % captures.MEDIAN_PERIOD:
                 captures.take_median()
         phases = {name: phase_ns for name, _, phase_ns in scope.phases}
         if len(phases) != len(scope.phases):

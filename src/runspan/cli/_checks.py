@@ -12,9 +12,10 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from runspan._endpoints import endpoints
 from runspan._version import __version__
 from runspan.cli._output import format_bytes
-from runspan.config import TracingConfig, endpoints
+from runspan.config import TracingConfig
 from runspan.distributed import RankContext, resolve_run_id
 from runspan.errors import ConfigError, RunspanError
 from runspan.redaction import Redactor

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from runspan._endpoints import endpoints, guess_protocol
 from runspan._env import check_endpoint
 from runspan.cli._checklist import report
 from runspan.cli._options import EXIT_CODES, JsonOption
 from runspan.cli._output import clean, command_line, counted, print_json, say
-from runspan.config import TracingConfig, endpoints
-from runspan.demo.launcher import guess_protocol
+from runspan.config import TracingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runspan.config import OtlpEndpoint
+    from runspan._endpoints import OtlpEndpoint
 
 __all__ = ["register"]
 

@@ -14,20 +14,20 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import msgspec
 
 from runspan import ids
-from runspan._env import check_endpoint, parse_protocol, show_value
-from runspan.config import TracingConfig, endpoints
+from runspan._endpoints import endpoints, guess_protocol
+from runspan._env import check_endpoint, parse_protocol
+from runspan.config import TracingConfig
 from runspan.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType
 
-__all__ = ["DemoOptions", "DemoResult", "check_demo", "guess_protocol", "run_demo"]
+__all__ = ["DemoOptions", "DemoResult", "check_demo", "run_demo"]
 
 _MAX_RANKS = 32
 _DEFAULT_SLOW_RANK = 2
@@ -97,20 +97,6 @@ class DemoResult(msgspec.Struct, frozen=True):
     run_id: str
     duration_s: float
     failure: str | None
-
-
-def guess_protocol(url: str) -> str:
-    """Return ``http/protobuf`` for a URL with OTLP/HTTP's port 4318 or with a path, else ``grpc``.
-
-    Raises:
-        ConfigError: the URL's port is no number.
-    """
-    parts = urlsplit(url if "://" in url else f"//{url}")
-    try:
-        is_http = parts.port == 4318 or parts.path.strip("/") != ""  # noqa: PLR2004 - the port that OTLP/HTTP is assigned
-    except ValueError:
-        raise ConfigError(f"--otlp {show_value(url)} cannot be used: its port is no number from 1 to 65535") from None
-    return "http/protobuf" if is_http else "grpc"
 
 
 def check_demo(options: DemoOptions, environ: Mapping[str, str]) -> None:

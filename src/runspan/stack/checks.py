@@ -15,7 +15,7 @@ from runspan.stack.services import Grafana, Jaeger, Prometheus
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from runspan.config import OtlpEndpoint
+    from runspan._endpoints import OtlpEndpoint
     from runspan.stack.endpoint import Request
 
 __all__ = ["StackAddress", "check_stack"]

@@ -20,7 +20,7 @@ from runspan.stack.findings import Check, CheckState, ProblemError
 from runspan.telemetry._senders import Answer, Verdict, open_sender
 
 if TYPE_CHECKING:
-    from runspan.config import OtlpEndpoint
+    from runspan._endpoints import OtlpEndpoint
 
 __all__ = ["SIGNALS", "certificate_problem", "examine_endpoint", "is_taken", "send_once"]
 

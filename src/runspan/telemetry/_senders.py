@@ -39,7 +39,7 @@ from runspan._version import __version__
 from runspan.errors import ConfigError
 
 if TYPE_CHECKING:
-    from runspan.config import OtlpEndpoint
+    from runspan._endpoints import OtlpEndpoint
 
 __all__ = ["Answer", "Sender", "Verdict", "open_sender"]
 

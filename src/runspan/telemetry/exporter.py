@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
+    from runspan._endpoints import OtlpEndpoint
     from runspan._otel_env import SpanLimitSettings
-    from runspan.config import OtlpEndpoint
     from runspan.telemetry._senders import Sender
     from runspan.telemetry.collector import MetricsCollector
 
