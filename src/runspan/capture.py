@@ -22,7 +22,7 @@ class CaptureSchedule:
         warmup: steps after them that are prepared for but not captured.
         active: steps after those that are captured; 0 captures none by schedule.
         repeat: how many cycles there are; 0: as many as the run has steps for.
-        slow_factor: a step that takes longer than so many times the median of the last 64, and at least a millisecond
+        slow_factor: a step that takes longer than so many times the median of recent ones, and at least a millisecond
             more, is captured as slow; 0 turns that off.
         ranks: the ranks below this number are captured: 16 is the first 16.
 

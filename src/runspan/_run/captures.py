@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Capture", "StepCaptures"]
 
-#: Durations that the median of "slow" is taken over, and how many it takes before a step can be slow.
-_RECENT_STEPS = 64
-_STEPS_BEFORE_SLOW = 20
+#: Durations that the median of "slow" is taken over, and after how many more it is taken anew.
+_SAMPLES = 32
+_SAMPLES_A_MEDIAN = 8
 #: What a slow step takes more than the median, at least: below it is the operating system's noise.
 _SLOW_BY_NS = 1_000_000
+#: Above every step number and duration.
+_NEVER = 2**63
 #: Steps captured afterwards, a reason and attempt: a training that is slow throughout must not fill the disk.
 _MAX_AFTERWARDS = 16
 #: A captured step's file has one part.
@@ -188,9 +190,6 @@ class StepCaptures:
         spans: its spans.
     """
 
-    #: The median is taken anew every so many steps.
-    MEDIAN_PERIOD = 16
-
     def __init__(self, session: Session, spans: Spans) -> None:
         self.session = session
         self.spans = spans
@@ -201,9 +200,9 @@ class StepCaptures:
         #: The lowest step number that may have to be captured; checked on the hot path.
         self.next_step = 0
         #: A step that takes longer is slow, ns.
-        self.slow_above_ns = float("inf")
-        #: Durations of the last steps, ns.
-        self.recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
+        self.slow_above_ns = _NEVER
+        self._recent_ns: deque[int] = deque(maxlen=_SAMPLES)
+        self._sampled = 0
         self._afterwards: dict[str, int] = {}
         self._captured: set[int] = set()
 
@@ -219,12 +218,12 @@ class StepCaptures:
             self._first_step = step
         cycle_steps = schedule.wait + schedule.warmup + schedule.active
         if schedule.active == 0 or cycle_steps == 0:
-            self.next_step = 2**63
+            self.next_step = _NEVER
             return None
         cycle, position = divmod(step - self._first_step, cycle_steps)
         active_from = schedule.wait + schedule.warmup
         if schedule.repeat and cycle >= schedule.repeat:
-            self.next_step = 2**63
+            self.next_step = _NEVER
             return None
         if cycle < 0 or step in self._captured:
             return None
@@ -233,11 +232,13 @@ class StepCaptures:
             return None
         return self._capture(step, "scheduled", began_ns)
 
-    def take_median(self) -> None:
-        """Say anew what counts as slow."""
-        if self._schedule.slow_factor and len(self.recent_ns) >= _STEPS_BEFORE_SLOW:
-            median_ns = statistics.median(self.recent_ns)
-            self.slow_above_ns = max(self._schedule.slow_factor * median_ns, median_ns + _SLOW_BY_NS)
+    def sample(self, duration_ns: int) -> None:
+        """Take a step's duration into account for what counts as slow."""
+        self._recent_ns.append(duration_ns)
+        self._sampled += 1
+        if self._schedule.slow_factor and self._sampled % _SAMPLES_A_MEDIAN == 0:
+            median_ns = statistics.median(self._recent_ns)
+            self.slow_above_ns = int(max(self._schedule.slow_factor * median_ns, median_ns + _SLOW_BY_NS))
 
     def afterwards(
         self,

@@ -186,16 +186,10 @@ class Recording:
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Time a phase of the current step (forward, backward, …); outside a step a span of the file."""
-        session, step = self._session, active_step.get()
-        if type(name) is not str:
-            name = text_of(name)
-        if step is not None and step.recorder is session.steps:
-            if step.capture is None:
-                return PhaseScope(step, name)
-            return CapturedPhaseScope(step, name, session.otel.captured_scope(step.capture, name, {}))
-        if not self._is_open("phase"):
-            return nullcontext(trace.INVALID_SPAN)
-        return session.otel.hidden_scope(name, {})
+        step = active_step.get()
+        if step is not None and step.capture is None and step.recorder is self._session.steps and type(name) is str:
+            return PhaseScope(step, name)
+        return self._unusual_phase(name)
 
     def steps(self, iterable: Iterable[T], total: int | None = None, progress: bool | None = None) -> Iterator[T]:
         """Yield the items of a loop, one step an item, the wait for each item timed as data.
@@ -212,6 +206,16 @@ class Recording:
             return
         with step_progress(total, shown=bool(progress)) as advance:
             yield from self._session.steps.each(iterable, total, advance)
+
+    def _unusual_phase(self, name: Any) -> AbstractContextManager[Any]:
+        """Time a phase of a captured step, or outside any step."""
+        session, text = self._session, text_of(name)
+        step = session.steps.active()
+        if step is not None:
+            if step.capture is None:
+                return PhaseScope(step, text)
+            return CapturedPhaseScope(step, text, session.otel.captured_scope(step.capture, text, {}))
+        return session.otel.hidden_scope(text, {}) if self._is_open("phase") else nullcontext(trace.INVALID_SPAN)
 
     def _long_span(self, name: str, attributes: dict[str, Any]) -> AbstractContextManager[trace.Span]:
         if not self._is_open(name):

@@ -32,6 +32,8 @@ __all__ = ["CapturedPhaseScope", "PhaseScope", "StepRecorder", "StepScope", "act
 
 T = TypeVar("T")
 
+_STEP_BITS = STEP_MAX.bit_length()
+
 #: The innermost step of the calling context, of whatever run.
 active_step: ContextVar[StepScope | None] = ContextVar("runspan_step", default=None)
 
@@ -48,32 +50,22 @@ class StepScope:
         tokens: how many tokens it processed.
     """
 
-    __slots__ = (
-        "_began_ns",
-        "_outer",
-        "capture",
-        "data_ns",
-        "phases",
-        "recorder",
-        "samples",
-        "step",
-        "tokens",
-        "total",
-    )
+    # What most steps leave as it is stands on the class: a step must not pay for it.
+    #: The trace and file of its own that a captured step has.
+    capture: Capture | None = None
+    data_ns: int | None = None
+    total: int | None = None
+    _began_ns = -1
+    _outer: StepScope | None = None
 
     def __init__(self, recorder: StepRecorder, step: int, samples: int, tokens: int) -> None:
         self.recorder = recorder
+        self.monotonic_ns = recorder.monotonic_ns
         self.step = step
         self.samples = samples
         self.tokens = tokens
         #: Name, beginning and duration of each phase that is over, ns.
         self.phases: list[tuple[str, int, int]] = []
-        #: The trace and file of its own that a captured step has.
-        self.capture: Capture | None = None
-        self.data_ns: int | None = None
-        self.total: int | None = None
-        self._began_ns = -1
-        self._outer: StepScope | None = None
 
     def __enter__(self) -> StepScope:  # noqa: PYI034 - the class is final in fact
         self._outer = active_step.get()
@@ -81,7 +73,7 @@ class StepScope:
         if self.capture is not None:
             self.capture.enter()
         if self._began_ns < 0:
-            self._began_ns = self.recorder.monotonic_ns()
+            self._began_ns = self.monotonic_ns()
         return self
 
     def __exit__(
@@ -90,10 +82,9 @@ class StepScope:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        recorder = self.recorder
-        duration_ns = recorder.monotonic_ns() - self._began_ns
+        duration_ns = self.monotonic_ns() - self._began_ns
         active_step.set(self._outer)
-        recorder.record(self, self._began_ns, duration_ns, None if exception_type is GeneratorExit else exception)
+        self.recorder.record(self, self._began_ns, duration_ns, None if exception_type is GeneratorExit else exception)
 
     def begin_captured(self, capture: Capture | None) -> None:
         """Let the step be a captured one, from the capture's start on; None: it is not."""
@@ -112,15 +103,14 @@ class StepScope:
 class PhaseScope:
     """A phase inside a step; its time is added to the step's line."""
 
-    __slots__ = ("_began_ns", "_monotonic_ns", "_name", "_phases")
+    __slots__ = ("_began_ns", "_name", "_step")
 
     def __init__(self, step: StepScope, name: str) -> None:
-        self._monotonic_ns = step.recorder.monotonic_ns
-        self._phases = step.phases
+        self._step = step
         self._name = name
 
     def __enter__(self) -> None:
-        self._began_ns = self._monotonic_ns()
+        self._began_ns = self._step.monotonic_ns()
 
     def __exit__(
         self,
@@ -128,8 +118,8 @@ class PhaseScope:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        began_ns = self._began_ns
-        self._phases.append((self._name, began_ns, self._monotonic_ns() - began_ns))
+        step, began_ns = self._step, self._began_ns
+        step.phases.append((self._name, began_ns, step.monotonic_ns() - began_ns))
 
 
 class CapturedPhaseScope(PhaseScope):
@@ -221,7 +211,9 @@ class StepRecorder:
             scope.begin_captured(captures.scheduled(step, self.monotonic_ns() if began_ns is None else began_ns))
         return scope
 
-    def record(self, scope: StepScope, began_ns: int, duration_ns: int, error: BaseException | None) -> None:
+    def record(  # noqa: C901, PLR0912 - the hot path: a call more costs what it tidies
+        self, scope: StepScope, began_ns: int, duration_ns: int, error: BaseException | None
+    ) -> None:
         """Write the line of a step that ended, count it, and end or make its capture.
 
         Args:
@@ -230,41 +222,47 @@ class StepRecorder:
             duration_ns: how long it took.
             error: the exception that left it.
         """
-        captures, captured = self._captures, None
+        captures, metrics, captured = self._captures, self._metrics, None
         if captures is not None:
-            if scope.capture is not None or error is not None or duration_ns > captures.slow_above_ns:
+            if duration_ns > captures.slow_above_ns or error is not None or scope.capture is not None:
                 captured = self._capture(captures, scope, began_ns, duration_ns, error)
-            captures.recent_ns.append(duration_ns)
-            if not self._metrics.steps % captures.MEDIAN_PERIOD:
-                captures.take_median()
+            if not metrics.steps & 3:  # every fourth step says as much of what is usual
+                captures.sample(duration_ns)
         phases = {name: phase_ns for name, _, phase_ns in scope.phases}
         if len(phases) != len(scope.phases):
             phases = _summed(scope.phases)
         time_unix_nano = self._time_ns()
-        # The caller may have set them while the step ran.
-        samples, tokens = self._amount("samples", scope.samples), self._amount("tokens", scope.tokens)
-        event = Step(
-            step=scope.step,
-            duration_ns=duration_ns,
-            data_ns=scope.data_ns,
-            phases=phases or None,
-            samples=samples or None,
-            tokens=tokens or None,
-            total=scope.total,
-            time_unix_nano=time_unix_nano,
-        )
+        samples, tokens = scope.samples, scope.tokens
+        # The caller may have set them while the step ran; the shift leaves 0 of numbers from 0 up to 63 bits.
+        if type(samples) is not int or type(tokens) is not int or (samples | tokens) >> _STEP_BITS:
+            samples, tokens = self._amount("samples", samples), self._amount("tokens", tokens)
+        number, phases_or_none = scope.step, phases or None
+        if samples or tokens or scope.data_ns is not None or scope.total is not None:
+            event = Step(
+                step=number,
+                duration_ns=duration_ns,
+                data_ns=scope.data_ns,
+                phases=phases_or_none,
+                samples=samples or None,
+                tokens=tokens or None,
+                total=scope.total,
+                time_unix_nano=time_unix_nano,
+            )
+        else:
+            event = Step(step=number, duration_ns=duration_ns, phases=phases_or_none, time_unix_nano=time_unix_nano)
         try:
             line = encode_plain(event)
         except (UnicodeEncodeError, TypeError):  # a phase's name with a lone surrogate, or one that is no string
             named = {str(jsonable(name)): phase_ns for name, phase_ns in phases.items()}
             line = encode(msgspec.structs.replace(event, phases=named))
-        writer, metrics = self._writer, self._metrics
+        writer = self._writer
         with writer.lock:
             if writer.append(line):
                 metrics.steps += 1
-                metrics.samples += samples
-                metrics.tokens += tokens
-                metrics.last_step = scope.step
+                if samples or tokens:
+                    metrics.samples += samples
+                    metrics.tokens += tokens
+                metrics.last_step = number
                 metrics.last_step_time_unix_nano = time_unix_nano
                 if self._keep_durations:
                     if scope.data_ns is not None:
