@@ -77,9 +77,12 @@ def test_rank_stopped_by_sigstop_is_told_until_sigcont(quick_stack: Stack, tmp_p
     training = Training(tmp_path, quick_stack, TRAINING, ranks=2)
     training.start()
     stepping = training.select("runspan:rank_step_time_seconds:last1d")
+    present = training.select("runspan:rank_present:heartbeat_time_seconds")
 
     def is_well() -> None:
         assert len(quick_stack.prometheus.client.query(f"time() - {stepping} < 4")) == 2
+        # A rank that was not heard of since the last one's start is missing, not silent.
+        assert len(quick_stack.prometheus.client.query(present)) == 2
         assert firing(quick_stack, training) == {}
 
     def is_told() -> None:
