@@ -16,6 +16,7 @@ __all__ = ["JaegerClient", "JaegerSpan", "PrometheusClient", "Sample", "eventual
 
 _TIMEOUT_S = 30
 _NOT_FOUND = 404
+_UNAVAILABLE = 503
 
 
 def eventually(check: Callable[[], object], *, timeout_s: float = 30, period_s: float = 0.2) -> None:
@@ -213,6 +214,8 @@ class PrometheusClient:
     def _get(self, path: str, parameters: Mapping[str, Any]) -> Any:
         # POST takes expressions of any length, but not every path has it.
         answer = requests.get(f"{self.url}/api/v1/{path}", params=dict(parameters), timeout=_TIMEOUT_S)
+        # While it starts it answers in plain words that it is not ready.
+        assert answer.status_code != _UNAVAILABLE, f"Prometheus is not ready: {answer.text}"
         document = answer.json()
         if document["status"] != "success":
             raise ValueError(f"Prometheus refuses {path} {dict(parameters)}: {document.get('error')}")
