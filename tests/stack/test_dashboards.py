@@ -70,6 +70,9 @@ WITHOUT_DATA = {
     "runspan-run / Telemetry dropped / A": NOTHING_LOST,
 }
 
+#: Those of them that may have data all the same: of other runs of the stack.
+OF_ALL_RUNS = {"runspan-pipeline / Firing alerts of the pipeline / A", "runspan-pipeline / Lost by runs / A"}
+
 BOARDS = load_dashboards()
 QUERIES = [query for board in BOARDS.values() for query in panel_queries(board)]
 
@@ -106,7 +109,7 @@ def test_every_query_returns_data(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "end").touch()
     for ended in training.wait():
         assert (ended.returncode, ended.dropped) == (0, {}), ended.stderr
-    assert {str(query) for query in without} == set(WITHOUT_DATA)
+    assert {str(query) for query in without} | OF_ALL_RUNS == set(WITHOUT_DATA)
     assert found_in_jaeger(stack, training)
 
 
