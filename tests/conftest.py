@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,3 +18,10 @@ def postgres_server() -> Iterator[PostgresServer]:
     """Run one private PostgreSQL server for the whole session."""
     with postgres_or_skip() as server:
         yield server
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where everything must be there: with ``RUNSPAN_REQUIRE_STACK=1`` a skip is a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("RUNSPAN_REQUIRE_STACK") == "1" and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
