@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from runspan.tracefile import Metric, read
 from support.otlp_receiver import OtlpReceiver
 from support.programs import Workplace, events_of, kinds_of, lines_of
 
@@ -193,6 +194,22 @@ def test_multiprocessing_by_fork(work: Workplace) -> None:
     assert work.trace()[-1]["status"] == "success"
 
 
+def test_a_child_takes_sigterm_as_it_did_before_the_run(work: Workplace) -> None:
+    """A child that blocks in C code dies of SIGTERM: no handler waits there for the interpreter."""
+    done = work.run("""
+        import os, runspan, signal
+        earlier = signal.getsignal(signal.SIGTERM)
+        with runspan.start_run("forks"):
+            assert signal.getsignal(signal.SIGTERM) is not earlier
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0 if signal.getsignal(signal.SIGTERM) is earlier is signal.SIG_DFL else 1)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert signal.getsignal(signal.SIGTERM) is not earlier
+    """)
+    assert done.returncode == 0, done.stderr
+
+
 def test_multiprocessing_by_spawn(work: Workplace) -> None:
     """Case 12: a Run does not pickle, and says what to do; with child_environ the spawned process joins the run."""
     done = work.run("""
@@ -225,7 +242,7 @@ def test_multiprocessing_by_spawn(work: Workplace) -> None:
 
 
 def test_a_loaders_workers_ended_by_sigterm(work: Workplace) -> None:
-    """Workers that record in a tight loop die of SIGTERM as they would, with whole files, and the loader goes on."""
+    """Workers that record in a tight loop die of SIGTERM as they would, keep their lines, and the loader goes on."""
     done = work.run("""
         import multiprocessing, runspan, time
         def load(queue):
@@ -258,8 +275,7 @@ def test_a_loaders_workers_ended_by_sigterm(work: Workplace) -> None:
     assert done.stdout.split() == [str(-signal.SIGTERM)] * 24
     assert len(work.child_traces) == 24
     for child in work.child_traces:
-        lines = lines_of(child)
-        values = [line["value"] for line in events_of(lines, "metric")]
+        values = [event.value for event in read(child) if isinstance(event, Metric)]
         assert values == list(range(len(values)))
         assert len(values) > 20
     assert [line.get("name") for line in events_of(work.trace(), "event")] == []

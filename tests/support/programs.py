@@ -6,6 +6,7 @@ process's ``RUNSPAN_*``, ``OTEL_*`` and launcher variables reach it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -15,6 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from runspan.tracefile.layout import RunDirectory
 
@@ -115,10 +118,18 @@ def wait_for(process: subprocess.Popen[str], began_s: float | None = None) -> Fi
     try:
         stdout, stderr = process.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        process.kill()
+        _kill_with_descendants(process.pid)
         stdout, stderr = process.communicate()
         raise AssertionError(f"the program did not end in {_TIMEOUT_S} s: {stdout}\n{stderr}") from None
     return Finished(process.returncode, stdout, stderr, time.monotonic() - began_s)
+
+
+def _kill_with_descendants(pid: int) -> None:
+    """Kill a program and the processes that it left, which would hold its output open for ever."""
+    program = psutil.Process(pid)
+    for process in [*program.children(recursive=True), program]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -75,7 +75,7 @@ def test_a_clock_that_is_behind_the_writers_is_no_interruption(path: Path) -> No
     [
         (Usage(timestamp_ns=8 * _S, time_unix_nano=START_UNIX_NANO + 7 * _S), 7),
         (make_span("a1", start_s=7)[0], 7),
-        (Unknown("op", {"timestamp_ns": 7 * _S}), 7),
+        (Unknown("later", {"timestamp_ns": 7 * _S}), 7),
         (Unknown("later", {"time_unix_nano": START_UNIX_NANO + 7 * _S}), 7),
         (Unknown("later", {"start_ns": 7 * _S}), 7),
         (Unknown("later", {"x": 7}), 2),

@@ -160,6 +160,9 @@ class OpenRuns:
                 run.finish_implicitly(RunStatus.SUCCESS, "exit")
 
     def _after_fork_in_child(self) -> None:
+        # A handler in Python waits for the interpreter: a child that blocks in C code just then would never die of it
+        # (a pool's worker at its queue). A child's file needs no ending, so that SIGTERM may do what it did before.
+        self._restore_handler()
         self._ending = False
         for run in self._runs:
             run.after_fork_in_child()
