@@ -18,6 +18,7 @@ __all__ = [
     "Environment",
     "Event",
     "GitInfo",
+    "Kind",
     "Meta",
     "Metric",
     "Metrics",
@@ -35,7 +36,6 @@ __all__ = [
     "Step",
     "Tag",
     "Terminal",
-    "TraceEvent",
     "Unknown",
     "Usage",
 ]
@@ -43,7 +43,7 @@ __all__ = [
 Attributes = Mapping[str, Any]
 
 
-class _Event(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", gc=False):
+class Kind(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", gc=False):
     """Common configuration of the kinds."""
 
 
@@ -58,7 +58,7 @@ class ProcessInfo(msgspec.Struct, frozen=True):
     pid: int
 
 
-class Meta(_Event, frozen=True, tag="meta", kw_only=True):
+class Meta(Kind, frozen=True, tag="meta", kw_only=True):
     """The first line: identity, clocks and process of the trace.
 
     ``time_unix_nano`` is the wall time of the trace's start, from which ``start_ns`` and ``timestamp_ns`` count.
@@ -118,7 +118,7 @@ class GitInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     diff: str | None = None
 
 
-class Environment(_Event, frozen=True, tag="environment"):
+class Environment(Kind, frozen=True, tag="environment"):
     """What the run was started with, redacted."""
 
     argv: list[str]
@@ -175,7 +175,7 @@ class SpanStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str | None = None
 
 
-class SpanStart(_Event, frozen=True, tag="span_start", kw_only=True):
+class SpanStart(Kind, frozen=True, tag="span_start", kw_only=True):
     """A span began."""
 
     id: str
@@ -191,7 +191,7 @@ class SpanStart(_Event, frozen=True, tag="span_start", kw_only=True):
     links: list[SpanLink] | None = None
 
 
-class SpanEnd(_Event, frozen=True, tag="span_end", kw_only=True):
+class SpanEnd(Kind, frozen=True, tag="span_end", kw_only=True):
     """A span ended; ``attributes`` are those set or changed since its start."""
 
     id: str
@@ -203,7 +203,7 @@ class SpanEnd(_Event, frozen=True, tag="span_end", kw_only=True):
     dropped: dict[str, int] | None = None
 
 
-class Metric(_Event, frozen=True, tag="metric"):
+class Metric(Kind, frozen=True, tag="metric"):
     """One value of one metric; ``explicit`` marks a step that the caller gave, which moves no counter."""
 
     key: str
@@ -213,7 +213,7 @@ class Metric(_Event, frozen=True, tag="metric"):
     explicit: bool = False
 
 
-class Metrics(_Event, frozen=True, tag="metrics", kw_only=True):
+class Metrics(Kind, frozen=True, tag="metrics", kw_only=True):
     """Several values logged at once: at one explicit ``step``, or each key at its own next one in ``steps``."""
 
     step: int | None = None
@@ -222,7 +222,7 @@ class Metrics(_Event, frozen=True, tag="metrics", kw_only=True):
     time_unix_nano: int
 
 
-class Count(_Event, frozen=True, tag="count", kw_only=True):
+class Count(Kind, frozen=True, tag="count", kw_only=True):
     """An increment of a counter."""
 
     key: str
@@ -231,7 +231,7 @@ class Count(_Event, frozen=True, tag="count", kw_only=True):
     time_unix_nano: int
 
 
-class Observe(_Event, frozen=True, tag="observe", kw_only=True):
+class Observe(Kind, frozen=True, tag="observe", kw_only=True):
     """One observation of a distribution."""
 
     key: str
@@ -240,21 +240,21 @@ class Observe(_Event, frozen=True, tag="observe", kw_only=True):
     time_unix_nano: int
 
 
-class Param(_Event, frozen=True, tag="param"):
+class Param(Kind, frozen=True, tag="param"):
     """A parameter; the last of a key holds."""
 
     key: str
     value: Any
 
 
-class Tag(_Event, frozen=True, tag="tag"):
+class Tag(Kind, frozen=True, tag="tag"):
     """A tag; the last of a key holds."""
 
     key: str
     value: str
 
 
-class Artifact(_Event, frozen=True, tag="artifact"):
+class Artifact(Kind, frozen=True, tag="artifact"):
     """An artifact: its bytes are in the run directory, or by ``reference`` where they were."""
 
     name: str
@@ -264,7 +264,7 @@ class Artifact(_Event, frozen=True, tag="artifact"):
     reference: str | None = None
 
 
-class Step(_Event, frozen=True, tag="step", kw_only=True):
+class Step(Kind, frozen=True, tag="step", kw_only=True):
     """A training step that ended."""
 
     step: int
@@ -277,7 +277,7 @@ class Step(_Event, frozen=True, tag="step", kw_only=True):
     time_unix_nano: int
 
 
-class Event(_Event, frozen=True, tag="event", kw_only=True):
+class Event(Kind, frozen=True, tag="event", kw_only=True):
     """Something worth a line: a user's event, an alert, a clock that stepped."""
 
     name: str
@@ -287,7 +287,7 @@ class Event(_Event, frozen=True, tag="event", kw_only=True):
     time_unix_nano: int
 
 
-class Usage(_Event, frozen=True, tag="usage", kw_only=True):
+class Usage(Kind, frozen=True, tag="usage", kw_only=True):
     """A resource sample; also the heartbeat."""
 
     gpu_util: float | None = None
@@ -305,7 +305,7 @@ class Usage(_Event, frozen=True, tag="usage", kw_only=True):
         return ResourceSnapshot(**{name: getattr(self, name) for name in ResourceSnapshot.__struct_fields__})
 
 
-class Dropped(_Event, frozen=True, tag="dropped"):
+class Dropped(Kind, frozen=True, tag="dropped"):
     """What was lost of a signal, and why."""
 
     signal: str
@@ -313,13 +313,13 @@ class Dropped(_Event, frozen=True, tag="dropped"):
     count: int
 
 
-class SegmentEnd(_Event, frozen=True, tag="segment_end"):
+class SegmentEnd(Kind, frozen=True, tag="segment_end"):
     """The last line of a part that another follows; ``next`` is that file's name."""
 
     next: str
 
 
-class Terminal(_Event, frozen=True, tag="terminal"):
+class Terminal(Kind, frozen=True, tag="terminal"):
     """The last line of a trace: ``complete`` for a success, else ``failed`` with a reason."""
 
     outcome: str
@@ -342,25 +342,3 @@ class Unknown(msgspec.Struct, frozen=True):
 
     kind: str
     fields: dict[str, Any]
-
-
-TraceEvent = (
-    Meta
-    | Environment
-    | SpanStart
-    | SpanEnd
-    | Metric
-    | Metrics
-    | Count
-    | Observe
-    | Param
-    | Tag
-    | Artifact
-    | Step
-    | Event
-    | Usage
-    | Dropped
-    | SegmentEnd
-    | Terminal
-    | Unknown
-)

@@ -11,7 +11,7 @@ import msgspec
 from runspan._clock import SystemClock
 from runspan.errors import TraceFormatError
 from runspan.tracefile._parts import MAX_LINE_BYTES, open_first, open_last, open_part
-from runspan.tracefile.events import Meta, SpanEnd, Terminal, Unknown, decode, decode_meta
+from runspan.tracefile.events import DeviceMemory, Memory, Meta, Op, SpanEnd, Terminal, Unknown, decode, decode_meta
 from runspan.tracefile.layout import TraceName
 from runspan.tracefile.meta import iso_timestamp
 
@@ -107,7 +107,7 @@ def event_time(event: TraceEvent, meta: Meta, span_start_ns: int | None = None) 
         span_start_ns: for the end of a span: its ``start_ns``.
     """
     match event:
-        case Terminal():
+        case Terminal() | Op() | Memory() | DeviceMemory():
             return meta.time_unix_nano + event.timestamp_ns
         case SpanEnd():
             return None if span_start_ns is None else meta.time_unix_nano + span_start_ns + event.duration_ns

@@ -11,14 +11,18 @@ from runspan.tracefile._parts import MAX_LINE_BYTES, OverlongLine, find_part, la
 from runspan.tracefile._state import TornTail, empty_file, event_time, has_parent_ended, is_blank, meta_at
 from runspan.tracefile.events import (
     Artifact,
+    DeviceInterval,
     Dropped,
+    Edge,
     Environment,
+    Gradient,
     Meta,
     Param,
     SegmentEnd,
     SpanEnd,
     SpanStart,
     Tag,
+    Tensor,
     Terminal,
     TraceEvent,
     Unknown,
@@ -34,6 +38,9 @@ if TYPE_CHECKING:
     from runspan.tracefile._parts import Part
 
 __all__ = ["TraceStream", "Wait"]
+
+#: What tells no time, or one on another clock than the trace's.
+_UNTIMED = (Environment, Param, Tag, Artifact, Dropped, Tensor, Gradient, Edge, DeviceInterval)
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -111,7 +118,7 @@ class TraceStream:
             SegmentEnd: self._check_segment_end,
             Terminal: self._check_terminal,
             Unknown: self._check_unknown,
-            **dict.fromkeys((Environment, Param, Tag, Artifact, Dropped), _accept_untimed),
+            **dict.fromkeys(_UNTIMED, _accept_untimed),
         }
         part: Part | None = open_first(self.path)
         while part is not None:

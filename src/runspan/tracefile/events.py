@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from functools import reduce
-from operator import or_
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from runspan._plain import float_name
 from runspan.errors import SchemaVersionError, TraceFormatError
+from runspan.tracefile._evidence import DeviceInterval, DeviceMemory, Edge, Gradient, Memory, Op, Tensor
 from runspan.tracefile._kinds import (
     Artifact,
     Count,
@@ -41,7 +40,6 @@ from runspan.tracefile._kinds import (
     Step,
     Tag,
     Terminal,
-    TraceEvent,
     Unknown,
     Usage,
 )
@@ -51,14 +49,20 @@ __all__ = [
     "SCHEMA",
     "Artifact",
     "Count",
+    "DeviceInterval",
+    "DeviceMemory",
     "Dropped",
+    "Edge",
     "Environment",
     "Event",
     "GitInfo",
+    "Gradient",
+    "Memory",
     "Meta",
     "Metric",
     "Metrics",
     "Observe",
+    "Op",
     "OtelContext",
     "Param",
     "ProcessInfo",
@@ -71,6 +75,7 @@ __all__ = [
     "SpanStatus",
     "Step",
     "Tag",
+    "Tensor",
     "Terminal",
     "TraceEvent",
     "Unknown",
@@ -85,25 +90,34 @@ __all__ = [
 _SCHEMA_NAME, _SCHEMA_NUMBER = "runspan/trace", 1
 SCHEMA = f"{_SCHEMA_NAME}/{_SCHEMA_NUMBER}"
 
-_KIND_TYPES: tuple[type[TraceEvent], ...] = (
-    Meta,
-    Environment,
-    SpanStart,
-    SpanEnd,
-    Metric,
-    Metrics,
-    Count,
-    Observe,
-    Param,
-    Tag,
-    Artifact,
-    Step,
-    Event,
-    Usage,
-    Dropped,
-    SegmentEnd,
-    Terminal,
+_Known = (
+    Meta
+    | Environment
+    | SpanStart
+    | SpanEnd
+    | Op
+    | Tensor
+    | Memory
+    | DeviceMemory
+    | Gradient
+    | Edge
+    | DeviceInterval
+    | Metric
+    | Metrics
+    | Count
+    | Observe
+    | Param
+    | Tag
+    | Artifact
+    | Step
+    | Event
+    | Usage
+    | Dropped
+    | SegmentEnd
+    | Terminal
 )
+TraceEvent = _Known | Unknown
+_KIND_TYPES: tuple[type[_Known], ...] = get_args(_Known)
 _KINDS = {str(event_type.__struct_config__.tag): event_type for event_type in _KIND_TYPES}
 
 #: Fields typed as floats, or as maps to floats, by class.
@@ -114,11 +128,12 @@ _FLOAT_FIELDS: dict[type, tuple[str, ...]] = {
     Count: ("value",),
     Observe: ("value",),
     Usage: ("gpu_util", "cpu_util"),
+    Gradient: ("norm",),
 }
 #: Fields that are maps to values without a type, by class.
 _UNTYPED_MAPS: dict[type, str] = {Meta: "resource", SpanStart: "attributes", SpanEnd: "attributes", Event: "attributes"}
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[TraceEvent] = msgspec.json.Decoder(reduce(or_, _KIND_TYPES))
+_decoder: msgspec.json.Decoder[TraceEvent] = msgspec.json.Decoder(_Known)
 _untyped_decoder = msgspec.json.Decoder()
 
 
