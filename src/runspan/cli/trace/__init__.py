@@ -1,0 +1,31 @@
+"""``runspan trace``: questions to a recorded trace, and what can be made of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from runspan.cli._options import EXIT_CODES
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["register"]
+
+_COMMANDS: tuple[ModuleType, ...] = ()
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    trace = typer.Typer(
+        name="trace",
+        help="Question a recorded trace, check it, compare it, export it.",
+        short_help="Question a recorded trace, check it, compare it, export it.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        epilog=EXIT_CODES,
+    )
+    for module in _COMMANDS:
+        module.register(trace)
+    app.add_typer(trace)

@@ -1,0 +1,1 @@
+"""A trace made into what other programs read."""
