@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from runspan.errors import ExperimentNotFoundError
+from runspan.errors import ExperimentNotFoundError, InvalidStateError
 from runspan.records import RunStatus
 from runspan.storage import _schema as schema
 from runspan.storage._rules import AttemptRow, run_not_found, run_state
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row
 
-__all__ = ["artifact_of", "load_run", "refresh_state", "require_experiment", "upsert"]
+__all__ = ["artifact_of", "ensure_run", "load_run", "refresh_state", "require_experiment", "upsert"]
 
 
 def upsert(connection: Connection) -> Callable[..., Any]:
@@ -45,6 +45,34 @@ def load_run(connection: Connection, run_id: str, *, lock: bool = False, share: 
     if row is None:
         raise run_not_found(run_id)
     return row
+
+
+def ensure_run(connection: Connection, experiment_id: str, run_id: str, world_size: int, **details: str | None) -> None:
+    """Insert a run's row; of one that is there, fill in what it lacks and raise its world size.
+
+    Args:
+        connection: a connection in a transaction that writes.
+        experiment_id: the run's experiment, which exists.
+        run_id: the run.
+        world_size: how many ranks it has.
+        details: the columns ``name``, ``group_name`` and ``trace_id``.
+
+    Raises:
+        InvalidStateError: the run belongs to another experiment.
+    """
+    values = {"run_id": run_id, "experiment_id": experiment_id, "world_size": world_size, **details}
+    values |= {"status": RunStatus.PENDING.value, "attempts": 0}
+    connection.execute(upsert(connection)(schema.runs).values(values).on_conflict_do_nothing())
+    run = load_run(connection, run_id, lock=True)
+    if run.experiment_id != experiment_id:
+        raise InvalidStateError(f"run {run_id!r} belongs to experiment {run.experiment_id!r}, not {experiment_id!r}")
+    of_run = update(schema.runs).where(schema.runs.c.seq == run.seq)
+    missing = {column: value for column, value in details.items() if getattr(run, column) is None and value is not None}
+    if missing:
+        connection.execute(of_run.values(missing))
+    if world_size > run.world_size:
+        connection.execute(of_run.values(world_size=world_size))
+        refresh_state(connection, run.seq, world_size)
 
 
 def require_experiment(connection: Connection, experiment_id: str) -> None:

@@ -21,7 +21,7 @@ from runspan.storage._documents import read_documents, run_infos, update_documen
 from runspan.storage._filesystem import MOUNTINFO
 from runspan.storage._points import PointSelection, SeriesIds, insert_points
 from runspan.storage._process import PerProcess
-from runspan.storage._rows import artifact_of, load_run, refresh_state, require_experiment, upsert
+from runspan.storage._rows import artifact_of, ensure_run, load_run, refresh_state, require_experiment, upsert
 from runspan.storage._rules import (
     dump_json,
     merge_by_rank,
@@ -109,32 +109,7 @@ class SqlStorage:
         """Get or create a run, see :class:`~runspan.storage.base.ExperimentStorage`."""
         require_experiment(connection, experiment_id)
         run_id = ids.uuid7() if run_id is None else scrub_text(run_id)
-        values = {
-            "run_id": run_id,
-            "experiment_id": experiment_id,
-            "name": name,
-            "group_name": group,
-            "world_size": world_size,
-            "trace_id": trace_id,
-            "status": RunStatus.PENDING.value,
-            "attempts": 0,
-        }
-        connection.execute(upsert(connection)(schema.runs).values(values).on_conflict_do_nothing())
-        run = load_run(connection, run_id, lock=True)
-        if run.experiment_id != experiment_id:
-            raise InvalidStateError(
-                f"run {run_id!r} belongs to experiment {run.experiment_id!r}, not {experiment_id!r}"
-            )
-        missing = {
-            column: values[column]
-            for column in ("name", "group_name", "trace_id")
-            if getattr(run, column) is None and values[column] is not None
-        }
-        if missing:
-            connection.execute(update(schema.runs).where(schema.runs.c.seq == run.seq).values(missing))
-        if world_size > run.world_size:
-            connection.execute(update(schema.runs).where(schema.runs.c.seq == run.seq).values(world_size=world_size))
-            refresh_state(connection, run.seq, world_size)
+        ensure_run(connection, experiment_id, run_id, world_size, name=name, group_name=group, trace_id=trace_id)
         return run_id
 
     @writes
