@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runspan.tracefile._health import Finding, health
 from runspan.tracefile._merge import read_run
 from runspan.tracefile.events import (
     Artifact,
@@ -29,6 +30,7 @@ from runspan.tracefile.events import (
     Terminal,
     Usage,
 )
+from runspan.tracefile.graph import build_graph
 from runspan.tracefile.reader import read
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "Edge",
     "Environment",
     "Event",
+    "Finding",
     "Gradient",
     "Memory",
     "Meta",
@@ -56,6 +59,8 @@ __all__ = [
     "Tensor",
     "Terminal",
     "Usage",
+    "build_graph",
+    "health",
     "read",
     "read_run",
 ]
