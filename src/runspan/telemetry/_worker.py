@@ -69,7 +69,7 @@ class ExportWorker:
         sweep: empties the signal's queue and returns how many items there were, when the end came too early for them.
         tend: called every period, also while a parcel waits for a retry: keeps small what piles up meanwhile.
         ledger: counts what became of the items.
-        warn: tells a person, once a subject.
+        warn: called with a subject and a message for a person; may be called often.
         place: the endpoint, for the warning; free of credentials.
     """
 
@@ -84,7 +84,7 @@ class ExportWorker:
         sweep: Callable[[], int],
         tend: Callable[[], None],
         ledger: Ledger,
-        warn: WarnOnce,
+        warn: Callable[[str, str], None],
         place: str,
     ) -> None:
         self._signal = signal

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from runspan.telemetry._senders import Sender
     from runspan.telemetry.collector import MetricsCollector
 
-__all__ = ["DEFAULT_QUEUE_SIZE", "METRICS", "TRACES", "ExportPipeline", "SpanBudget", "SpanExportProcessor"]
+__all__ = ["DEFAULT_QUEUE_SIZE", "METRICS", "TRACES", "ExportPipeline", "SpanBudget", "SpanExportProcessor", "place_of"]
 
 #: Spans that may wait for the worker, about 20 MB; ``OTEL_BSP_MAX_QUEUE_SIZE`` changes it.
 DEFAULT_QUEUE_SIZE = 8192
@@ -249,7 +249,7 @@ class ExportPipeline:
             tend=tend,
             ledger=self._ledger,
             warn=self._warn,
-            place=_place(endpoint.url),
+            place=place_of(endpoint.url),
         )
         self._workers[signal] = worker
         return worker
@@ -328,6 +328,6 @@ def _seconds_until(monotonic_ns: int) -> float:
     return max(0.0, (monotonic_ns - SystemClock.monotonic_ns()) / _NS_A_SECOND)
 
 
-def _place(url: str) -> str:
+def place_of(url: str) -> str:
     """Return host and port of an endpoint; user, path and query may hold credentials."""
     return urlsplit(url if "://" in url else f"//{url}").netloc.rpartition("@")[2]

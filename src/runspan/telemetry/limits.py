@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from runspan._otel_env import SpanLimitSettings
 
-__all__ = ["MAX_VALUE_BYTES", "cut_text", "exportable", "trim_span"]
+__all__ = ["MAX_VALUE_BYTES", "cut_text", "exportable", "trim_span", "with_dropped"]
 
 #: Longest exported string, UTF-8 bytes, the mark that says so included.
 MAX_VALUE_BYTES = 4096
@@ -108,8 +108,8 @@ def trim_span(span: ReadableSpan, limits: SpanLimitSettings) -> ReadableSpan:
         parent=span.parent,
         resource=span.resource,
         attributes=attributes,
-        events=_with_dropped(events, lost_events),
-        links=_with_dropped(links, lost_links),
+        events=with_dropped(events, lost_events),
+        links=with_dropped(links, lost_links),
         kind=span.kind,
         status=status,
         start_time=start,
@@ -192,8 +192,8 @@ def _first(
     return bounded
 
 
-def _with_dropped(items: Iterable[T], dropped: int) -> BoundedList[T]:
-    """Wrap events or links so that the encoder finds how many were dropped."""
+def with_dropped(items: Iterable[T], dropped: int) -> BoundedList[T]:
+    """Wrap events or links so that the encoder finds how many others were dropped."""
     bounded: BoundedList[T] = BoundedList(None)
     bounded.extend(list(items))
     bounded.dropped = dropped

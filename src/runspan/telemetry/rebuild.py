@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -11,70 +13,209 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from runspan import semconv
 from runspan._version import __version__
+from runspan.errors import TraceFormatError
+from runspan.semconv import Attr, SpanName
+from runspan.telemetry.limits import with_dropped
 from runspan.tracefile.events import Meta, SpanEnd, SpanStart
+from runspan.tracefile.layout import RunDirectory, TraceName
+from runspan.tracefile.reader import read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from runspan.tracefile.events import SpanLink, TraceEvent
+    from runspan.tracefile.reader import TraceReader
 
-__all__ = ["rebuild_spans"]
+__all__ = ["RecordedSpans", "open_trace", "rebuild_spans", "with_captures"]
 
 _SAMPLED = 0x01
-_OWN_SCOPE = InstrumentationScope(semconv.SCOPE_NAME, __version__, semconv.SCHEMA_URL)
+#: Spans whose own links lead out of the run: to the trace that the process was started in.
+_LONG_SPANS = frozenset({SpanName.RUN, SpanName.RANK})
 
 
-def rebuild_spans(events: Iterable[TraceEvent]) -> Iterator[ReadableSpan]:
+def rebuild_spans(
+    events: Iterable[TraceEvent], refused: Callable[[str], None] = lambda _: None
+) -> Iterator[ReadableSpan]:
     """Yield each span that ended, in the order of the ends; one that was never exported is not sampled.
 
     Args:
         events: one trace's, its meta first.
+        refused: told of a span whose lines say what no span can be, as another program's may.
     """
-    resource = Resource.get_empty()
+    rebuilder: _Rebuilder | None = None
     started: dict[str, SpanStart] = {}
     for event in events:
         if isinstance(event, Meta):
-            resource = Resource(event.resource, semconv.SCHEMA_URL)
+            rebuilder = _Rebuilder(event)
         elif isinstance(event, SpanStart):
             started[event.id] = event
-        elif isinstance(event, SpanEnd) and event.id in started:
-            yield _rebuild(started.pop(event.id), event, resource)
+        elif isinstance(event, SpanEnd) and event.id in started and rebuilder is not None:
+            start = started.pop(event.id)
+            try:
+                span = rebuilder.span(start, event)
+            except (KeyError, ValueError) as error:
+                refused(f"span {event.id!r} left out: {error!r}")
+                continue
+            yield span
 
 
-def _rebuild(start: SpanStart, end: SpanEnd, resource: Resource) -> ReadableSpan:
-    otel = start.otel
-    parent = None
-    if otel.parent_span_id is not None:
-        parent = _context(otel.trace_id, otel.parent_span_id, _SAMPLED, None)
-    scope = _OWN_SCOPE
-    if otel.scope is not None:
-        scope = InstrumentationScope(otel.scope.name, otel.scope.version, otel.scope.schema_url)
-    return ReadableSpan(
-        name=start.name,
-        context=_context(otel.trace_id, start.id, otel.flags, otel.trace_state),
-        parent=parent,
-        resource=resource,
-        attributes={**(start.attributes or {}), **(end.attributes or {})},
-        events=[Event(item.name, item.attributes, item.time_unix_nano) for item in end.events or ()],
-        links=[_link(link) for link in (*(start.links or ()), *(end.links or ()))],
-        kind=SpanKind.INTERNAL if otel.kind is None else SpanKind[otel.kind.upper()],
-        status=Status() if end.status is None else Status(StatusCode[end.status.code.upper()], end.status.message),
-        start_time=start.time_unix_nano,
-        end_time=start.time_unix_nano + end.duration_ns,
-        instrumentation_scope=scope,
-    )
+def with_captures(traces: Sequence[Path]) -> list[Path]:
+    """Return the traces, and behind them those of the steps that the same attempts captured.
+
+    Args:
+        traces: the first part of each trace, run traces or captured steps'.
+    """
+    given = dict.fromkeys(traces)
+    attempts: dict[Path, set[tuple[int, int]]] = {}
+    for path in traces:
+        name = TraceName.parse(path.name)
+        if name is not None:
+            folder = path.parent.parent.parent if path.parent.parent.name == "ranks" else path.parent
+            attempts.setdefault(folder, set()).add((name.rank, name.attempt))
+    for folder, wanted in attempts.items():
+        for files in RunDirectory(folder).capture_files().values():
+            given |= {path: None for name, path in files if not name.part and (name.rank, name.attempt) in wanted}
+    return list(given)
 
 
-def _context(trace_id: str, span_id: str, flags: int | None, state: str | None) -> SpanContext:
+def open_trace(path: Path, warn: Callable[[str], None]) -> tuple[TraceReader, Iterator[TraceEvent]] | None:
+    """Open a trace that may be damaged: its events end where it cannot be read on.
+
+    Args:
+        path: any part of it.
+        warn: told of what is missing; each message names the file.
+
+    Returns:
+        The reader and its events, None where not even the first line can be read.
+    """
+    try:
+        reader = read(path, lenient=True)
+    except TraceFormatError as error:
+        warn(f"left out: {error}")
+        return None
+    return reader, _readable(reader, warn)
+
+
+def _readable(reader: TraceReader, warn: Callable[[str], None]) -> Iterator[TraceEvent]:
+    with reader:
+        try:
+            yield from reader
+        except TraceFormatError as error:
+            warn(f"read up to here: {error}")
+    if reader.skipped:
+        warn(f"{reader.path}: {reader.skipped} unreadable lines left out")
+
+
+class RecordedSpans:
+    """The spans of several traces as a live run would have exported them, but for the bound of their number.
+
+    A resumed run has one ``run`` span of several attempts, all with its id: the newest is the one that holds, and it
+    comes last.
+
+    Args:
+        traces: the first part of each trace.
+        warn: told of what cannot be read, and of spans that have not ended; each message names the file.
+    """
+
+    def __init__(self, traces: Sequence[Path], warn: Callable[[str], None]) -> None:
+        self._traces = traces
+        self._warn = warn
+
+    def __iter__(self) -> Iterator[tuple[Meta, ReadableSpan]]:
+        """Yield each sampled span with the meta of its trace; open are one file and its open spans."""
+        run_spans: dict[str, tuple[Meta, ReadableSpan]] = {}
+        for path in self._traces:
+            opened = open_trace(path, self._warn)
+            if opened is None:
+                continue
+            reader, events = opened
+            meta = reader.meta
+            for span in rebuild_spans(events, partial(self._refuse, path)):
+                context = span.context
+                if context is None or not context.trace_flags.sampled:
+                    continue
+                if f"{context.span_id:016x}" != meta.run_span_id:
+                    yield meta, span
+                elif meta.run_id not in run_spans or run_spans[meta.run_id][0].process.attempt <= meta.process.attempt:
+                    run_spans[meta.run_id] = meta, span
+            name = TraceName.parse(path.name)
+            if reader.terminal is None and (name is None or name.child is None):
+                self._warn(f"{path}: {reader.state}: spans that have not ended are left out")
+        yield from run_spans.values()
+
+    def _refuse(self, path: Path, problem: str) -> None:
+        self._warn(f"{path}: {problem}")
+
+
+class _Rebuilder:
+    """Makes spans of one trace's events, as its process had them.
+
+    Args:
+        meta: the trace's meta.
+    """
+
+    def __init__(self, meta: Meta) -> None:
+        self._meta = meta
+        self._resource = Resource(meta.resource, semconv.SCHEMA_URL)
+        # The version that recorded, which need not be this one.
+        version = str(meta.resource.get(Attr.DISTRO_VERSION, __version__))
+        self._own_scope = InstrumentationScope(semconv.SCOPE_NAME, version, semconv.SCHEMA_URL)
+
+    def span(self, start: SpanStart, end: SpanEnd) -> ReadableSpan:
+        otel = start.otel
+        parent = None
+        if otel.parent_span_id is not None:
+            # The file names a parent as its own span's only where it stands in this file.
+            parent = _context(otel.trace_id, otel.parent_span_id, is_remote=start.parent_id is None)
+        scope = self._own_scope
+        if otel.scope is not None:
+            scope = InstrumentationScope(otel.scope.name, otel.scope.version, otel.scope.schema_url)
+        dropped = end.dropped or {}
+        links = [self._link(link, start) for link in (*(start.links or ()), *(end.links or ()))]
+        events = [Event(item.name, item.attributes, item.time_unix_nano) for item in end.events or ()]
+        return ReadableSpan(
+            name=start.name,
+            context=_context(otel.trace_id, start.id, otel.flags, otel.trace_state),
+            parent=parent,
+            resource=self._resource,
+            attributes=_attributes(start, end, dropped.get("attributes", 0)),
+            events=with_dropped(events, dropped.get("events", 0)),
+            links=with_dropped(links, dropped.get("links", 0)),
+            kind=SpanKind.INTERNAL if otel.kind is None else SpanKind[otel.kind.upper()],
+            status=Status() if end.status is None else Status(StatusCode[end.status.code.upper()], end.status.message),
+            start_time=start.time_unix_nano,
+            end_time=start.time_unix_nano + end.duration_ns,
+            instrumentation_scope=scope,
+        )
+
+    def _link(self, link: SpanLink, start: SpanStart) -> Link:
+        """Return a link; those to the ``run`` span, and those of the long spans, lead to another process's span."""
+        is_long = start.name in _LONG_SPANS and start.otel.scope is None
+        is_remote = is_long or link.span_id == self._meta.run_span_id
+        attributes: Any = link.attributes
+        return Link(
+            _context(link.trace_id, link.span_id, link.flags, link.trace_state, is_remote=is_remote), attributes
+        )
+
+
+def _attributes(start: SpanStart, end: SpanEnd, dropped: int) -> BoundedAttributes:
+    """Return a span's attributes in the SDK's order, where one that is set anew moves to the end."""
+    later = end.attributes or {}
+    attributes = {key: value for key, value in (start.attributes or {}).items() if key not in later} | dict(later)
+    nameless = attributes.pop("", None) is not None  # the SDK takes none of these
+    bounded = BoundedAttributes(attributes=attributes, immutable=True)
+    bounded.dropped = max(dropped, int(nameless))
+    return bounded
+
+
+def _context(
+    trace_id: str, span_id: str, flags: int | None = None, state: str | None = None, *, is_remote: bool = False
+) -> SpanContext:
     return SpanContext(
         int(trace_id, 16),
         int(span_id, 16),
-        is_remote=False,
+        is_remote=is_remote,
         trace_flags=TraceFlags(_SAMPLED if flags is None else flags),
         trace_state=TraceState.from_header([state]) if state else None,
     )
-
-
-def _link(link: SpanLink) -> Link:
-    attributes: Any = link.attributes
-    return Link(_context(link.trace_id, link.span_id, link.flags, link.trace_state), attributes)
