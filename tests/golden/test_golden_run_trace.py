@@ -203,7 +203,7 @@ def test_a_later_writer_of_the_same_schema_is_read() -> None:
     events = list(read(_LATER))
     assert events == [
         events[0],
-        Unknown("op", {"span_id": "a", "op_name": "matmul", "timestamp_ns": 5, "later": [1, {"$float": "NaN"}]}),
+        Unknown("summary", {"span_id": "a", "op_name": "matmul", "timestamp_ns": 5, "later": [1, {"$float": "NaN"}]}),
         Metric("loss", 0, 0.5, _START),
         Terminal("complete", 9, "success"),
     ]

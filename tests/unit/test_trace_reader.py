@@ -123,7 +123,11 @@ def test_a_second_meta_is_an_error(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("schema", "message"),
-    [("runspan/trace/2", "pip install -U runspan"), ("candle-graph/trace/7", "reads 'runspan/trace/1'")],
+    [
+        ("runspan/trace/2", "pip install -U runspan"),
+        ("candle-graph/trace/11", "newer candle-graph"),
+        ("candle-graph/trace/5", "reads 'runspan/trace/1'"),
+    ],
 )
 def test_another_schema_is_refused_with_advice(path: Path, schema: str, message: str) -> None:
     """A newer or foreign schema is a SchemaVersionError when the file is opened, lenient or not."""

@@ -62,6 +62,7 @@ class Meta(Kind, frozen=True, tag="meta", kw_only=True):
     """The first line: identity, clocks and process of the trace.
 
     ``time_unix_nano`` is the wall time of the trace's start, from which ``start_ns`` and ``timestamp_ns`` count.
+    ``capture_contract`` is what a candle-graph trace says that it covers, kept as it stands.
     """
 
     schema: str
@@ -85,6 +86,7 @@ class Meta(Kind, frozen=True, tag="meta", kw_only=True):
     heartbeat_s: float
     resource: dict[str, Any]
     part: int | None = None
+    capture_contract: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_run_meta(self)

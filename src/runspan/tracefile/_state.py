@@ -11,13 +11,15 @@ import msgspec
 from runspan._clock import SystemClock
 from runspan.errors import TraceFormatError
 from runspan.tracefile._parts import MAX_LINE_BYTES, open_first, open_last, open_part
-from runspan.tracefile.events import DeviceMemory, Memory, Meta, Op, SpanEnd, Terminal, Unknown, decode, decode_meta
+from runspan.tracefile._schemas import decode_meta, line_decoder
+from runspan.tracefile.events import DeviceMemory, Memory, Meta, Op, SpanEnd, Terminal, Unknown
 from runspan.tracefile.layout import TraceName
 from runspan.tracefile.meta import iso_timestamp
 
 if TYPE_CHECKING:
     from runspan._clock import Clock
     from runspan.tracefile._parts import Part
+    from runspan.tracefile._schemas import LineDecoder
     from runspan.tracefile.events import TraceEvent
 
 __all__ = [
@@ -88,7 +90,8 @@ class TracePeek(msgspec.Struct, frozen=True):
     Attributes:
         meta: the meta event.
         state: where the trace stands.
-        terminal: the terminal event, None without one.
+        terminal: the terminal event, None without one; of a schema that has none, what the end of a whole trace stands
+            for, at the latest time that these lines tell.
         torn: whether the last line is cut (of a running trace: it may be in flight).
     """
 
@@ -239,19 +242,22 @@ def _last_seen_in(folder: Path, name: TraceName, meta: Meta) -> int | None:
 
 
 def _read_ending(part: Part, meta: Meta) -> _Ending:
+    decoder = line_decoder(meta)
     byte_count = _TAIL_BYTES
     while True:
         tail = part.read_tail(byte_count)
         lines = tail.data.split(b"\n")
         if not tail.is_whole:
             del lines[0]  # it began before the window
-        ending = _ending_of(lines, meta)
+        ending = _ending_of(lines, meta, decoder)
         if ending.last_seen_unix_nano is not None or tail.is_whole or byte_count > MAX_LINE_BYTES:
-            return msgspec.structs.replace(ending, torn=ending.torn or tail.cut or tail.data.endswith(b"\0"))
+            torn = ending.torn or tail.cut or tail.data.endswith(b"\0")
+            terminal = decoder.ending() if ending.terminal is None and not torn else ending.terminal
+            return msgspec.structs.replace(ending, terminal=terminal, torn=torn)
         byte_count *= 8
 
 
-def _ending_of(lines: list[bytes], meta: Meta) -> _Ending:
+def _ending_of(lines: list[bytes], meta: Meta, decoder: LineDecoder) -> _Ending:
     terminal: Terminal | None = None
     torn = False
     is_last_event = True
@@ -259,7 +265,7 @@ def _ending_of(lines: list[bytes], meta: Meta) -> _Ending:
         if is_blank(line):
             continue
         try:
-            event = decode(line.lstrip(b"\0"))
+            event = decoder.decode(line.lstrip(b"\0"))
         except TraceFormatError:
             torn = torn or is_last_event
             continue

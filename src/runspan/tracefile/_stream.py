@@ -8,7 +8,9 @@ import msgspec
 
 from runspan.errors import SchemaVersionError, TraceFormatError
 from runspan.tracefile._parts import MAX_LINE_BYTES, OverlongLine, find_part, later_parts, open_first, open_part
+from runspan.tracefile._schemas import OwnDecoder, line_decoder
 from runspan.tracefile._state import TornTail, empty_file, event_time, has_parent_ended, is_blank, meta_at
+from runspan.tracefile._untyped import quoted
 from runspan.tracefile.events import (
     Artifact,
     DeviceInterval,
@@ -26,7 +28,6 @@ from runspan.tracefile.events import (
     Terminal,
     TraceEvent,
     Unknown,
-    decode,
 )
 from runspan.tracefile.layout import TraceName
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from runspan._clock import Clock
     from runspan.tracefile._parts import Part
+    from runspan.tracefile._schemas import LineDecoder
 
 __all__ = ["TraceStream", "Wait"]
 
@@ -69,7 +71,7 @@ class TraceStream:
 
     Attributes:
         meta: the meta event, once it was read.
-        terminal: the terminal event, once it was read.
+        terminal: the terminal event, once it was read; of a schema without one, what a whole trace's end stands for.
         torn: the unreadable ends of parts.
         skipped: how many lines or parts were skipped.
         is_exhausted: whether the end of the trace was reached.
@@ -83,6 +85,8 @@ class TraceStream:
         self.skipped = 0
         self.is_exhausted = False
         self._lenient = lenient
+        self._wait: Wait | None = None
+        self._decoder: LineDecoder = OwnDecoder()
         #: By id of each open span its ``start_ns``; for ids that are open more than once, how many times more.
         self._open_spans: dict[str, int] = {}
         self._reopened: dict[str, int] = {}
@@ -120,17 +124,18 @@ class TraceStream:
             Unknown: self._check_unknown,
             **dict.fromkeys(_UNTIMED, _accept_untimed),
         }
+        self._wait = wait
         part: Part | None = open_first(self.path)
         while part is not None:
             with part:
                 self._has_meta, self._closed_by, self._watchful = False, None, True
-                for lines in self._batches(part, wait):
+                for lines in self._batches(part):
                     for line in lines:
                         part.line_number += 1
                         if self._watchful and not self._admits(part, line):
                             continue
                         try:
-                            event = decode(line)
+                            event = self._decoder.decode(line)
                         except TraceFormatError as error:
                             salvaged = self._salvage(part, line, error)
                             if salvaged is None:
@@ -143,15 +148,18 @@ class TraceStream:
                             continue
                         yield event
                 self._end_part(part)
-            part = self._next_part(part, wait)
+            part = self._next_part(part)
+        if self.terminal is None and not self.torn and (ending := self._decoder.ending()) is not None:
+            self.terminal = self._last_timed = ending
+            yield ending
         self.is_exhausted = True
 
-    def _batches(self, part: Part, wait: Wait | None) -> Iterator[list[bytes]]:
+    def _batches(self, part: Part) -> Iterator[list[bytes]]:
         """Yield the lines of a part as they come; last what stands behind its last newline."""
         while True:
             if lines := part.read_lines():
                 yield lines
-            elif wait is None or self._closed_by is not None:
+            elif (wait := self._wait) is None or self._closed_by is not None:
                 break
             else:
                 # First the look at what ends this part, then another one for lines that came before that.
@@ -203,6 +211,9 @@ class TraceStream:
         self._has_meta = True
         if is_first_part:
             self.meta = meta
+            self._decoder = line_decoder(meta)
+            if self._decoder.ending() is not None:
+                self._wait = None  # nothing in such a trace tells that it is over
         elif self.meta is not None and (meta.run_id, meta.process.rank) != (self.meta.run_id, self.meta.process.rank):
             self._reject(part, "this part's meta is of another run or rank than the first part's")
         return is_first_part
@@ -215,7 +226,7 @@ class TraceStream:
             return None
         if content != line:
             try:
-                return decode(content)
+                return self._decoder.decode(content)
             except TraceFormatError as content_error:
                 error = content_error
         if isinstance(line, OverlongLine) or not _is_json(content):
@@ -242,7 +253,7 @@ class TraceStream:
     def _check_span_end(self, part: Part, event: SpanEnd) -> bool:
         start_ns = self._open_spans.get(event.id)
         if start_ns is None:
-            self._reject(part, f"the end of span {event.id!r}, which is not open")
+            self._reject(part, f"the end of span {quoted(event.id)}, which is not open")
             return False
         times = self._reopened.pop(event.id, 0)
         if times == 0:
@@ -281,7 +292,7 @@ class TraceStream:
         if part.damage is not None:
             self._reject(part, part.damage)
 
-    def _next_part(self, part: Part, wait: Wait | None) -> Part | None:
+    def _next_part(self, part: Part) -> Part | None:
         """Open the part that follows; None at the end of the trace."""
         if isinstance(self._closed_by, Terminal):
             return None
@@ -292,8 +303,8 @@ class TraceStream:
         if name is None:
             return None
         folder = part.path.parent
-        while (following := open_part(folder, name)) is None and wait is not None and self._closed_by is not None:
-            wait()
+        while (following := open_part(folder, name)) is None and self._wait is not None and self._closed_by is not None:
+            self._wait()
         if following is None and part.name is not None and (later := later_parts(folder, part.name)):
             self._reject(part, f"the next part {name.filename} is missing, while {later[0].filename} is there")
             following = open_part(folder, later[0])
@@ -304,7 +315,7 @@ class TraceStream:
         expected = None if part.name is None else part.name.next_part()
         if name is not None and (name == expected or (expected is None and name.part > 0)):
             return name
-        self._reject(part, f"segment_end names {segment_end.next!r}, which is not the part after this one")
+        self._reject(part, f"segment_end names {quoted(segment_end.next)}, which is not the part after this one")
         return expected
 
     def _reject(self, part: Part, message: str, line: int | None = None) -> None:

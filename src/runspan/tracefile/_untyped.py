@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from typing import Any
 
 from runspan._plain import INT_MAX, INT_MIN, float_name, int_text, plain_value, scrub_text
 
-__all__ = ["jsonable", "named_float", "scrub", "unwrap"]
+__all__ = ["jsonable", "named_float", "quoted", "scrub", "unwrap"]
 
 _FLOAT_NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FLOAT_KEY = "$float"
+_repr = reprlib.Repr()
+_repr.maxstring = 100
 
 
 def jsonable(value: Any) -> Any:
@@ -66,3 +69,8 @@ def scrub(value: Any) -> Any:
 def named_float(value: Any) -> Any:
     """Return the float that the format writes as this string; any other value as it is."""
     return _FLOAT_NAMES.get(value, value) if isinstance(value, str) else value
+
+
+def quoted(text: str) -> str:
+    """Return a text of a file in quotes for a message, shortened in its middle when it is long."""
+    return _repr.repr(text)

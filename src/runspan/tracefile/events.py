@@ -8,13 +8,12 @@ untyped ones, so that a strict parser takes every line; decoding restores them.
 from __future__ import annotations
 
 import math
-import re
 from typing import Any, get_args
 
 import msgspec
 
 from runspan._plain import float_name
-from runspan.errors import SchemaVersionError, TraceFormatError
+from runspan.errors import TraceFormatError
 from runspan.tracefile._evidence import DeviceInterval, DeviceMemory, Edge, Gradient, Memory, Op, Tensor
 from runspan.tracefile._kinds import (
     Artifact,
@@ -81,14 +80,14 @@ __all__ = [
     "Unknown",
     "Usage",
     "decode",
-    "decode_meta",
+    "decode_fields",
     "encode",
     "encode_plain",
+    "event_of",
     "jsonable",
 ]
 
-_SCHEMA_NAME, _SCHEMA_NUMBER = "runspan/trace", 1
-SCHEMA = f"{_SCHEMA_NAME}/{_SCHEMA_NUMBER}"
+SCHEMA = "runspan/trace/1"
 
 _Known = (
     Meta
@@ -135,16 +134,6 @@ _UNTYPED_MAPS: dict[type, str] = {Meta: "resource", SpanStart: "attributes", Spa
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[TraceEvent] = msgspec.json.Decoder(_Known)
 _untyped_decoder = msgspec.json.Decoder()
-
-
-class _Header(msgspec.Struct):
-    """As much of a first line as can be told of any schema."""
-
-    kind: str
-    schema: str | None = None
-
-
-_header_decoder = msgspec.json.Decoder(_Header)
 
 
 def encode(event: TraceEvent) -> bytes:
@@ -194,58 +183,41 @@ def decode(line: bytes) -> TraceEvent:
         pass  # an unknown kind, or a non-finite float: looked at below
     except (msgspec.DecodeError, RecursionError) as error:
         raise TraceFormatError(f"not a JSON line: {error}") from error
+    return event_of(decode_fields(line))
+
+
+def decode_fields(line: bytes) -> dict[str, Any]:
+    """Decode one line into its fields as JSON has them, ``kind`` among them.
+
+    Raises:
+        TraceFormatError: it is no JSON object with a ``kind``.
+    """
     try:
         fields = _untyped_decoder.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
         raise TraceFormatError(f"not a JSON line: {error}") from error
-    return _decode_untyped(fields)
+    if not isinstance(fields, dict) or not isinstance(fields.get("kind"), str):
+        raise TraceFormatError("a line must be a JSON object with a string 'kind'")
+    return fields
 
 
-def decode_meta(line: bytes) -> Meta:
-    """Decode the first line of a trace file.
+def event_of(fields: dict[str, Any]) -> TraceEvent:
+    """Return the event of a line's fields, which are changed.
 
     Raises:
-        SchemaVersionError: the file is of another or a newer schema.
-        TraceFormatError: the line is no meta event, or a field is missing or of another type.
+        TraceFormatError: a field of a known kind is missing or of another type.
     """
-    try:
-        header = _header_decoder.decode(line)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise TraceFormatError(f"the first line must be the meta event, but it is not: {error}") from error
-    if header.kind != "meta":
-        raise TraceFormatError(f"the first line must be the meta event, found {header.kind!r}")
-    if header.schema != SCHEMA:
-        raise SchemaVersionError(_schema_advice(header.schema))
-    event = decode(line)
-    if not isinstance(event, Meta):
-        raise TypeError("a meta line decodes to a Meta")
-    return event
-
-
-def _schema_advice(schema: str | None) -> str:
-    newer = re.fullmatch(rf"{_SCHEMA_NAME}/([0-9]+)", schema or "")
-    if newer and int(newer[1]) > _SCHEMA_NUMBER:
-        return (
-            f"schema {schema!r} was written by a newer runspan; this version reads up to {SCHEMA!r}: "
-            "update it with pip install -U runspan"
-        )
-    named = "has no schema" if schema is None else f"has the schema {schema!r}"
-    return f"the trace {named}, which this version of runspan does not read: it reads {SCHEMA!r}"
-
-
-def _decode_untyped(fields: Any) -> TraceEvent:
-    kind = fields.pop("kind", None) if isinstance(fields, dict) else None
-    if not isinstance(kind, str):
-        raise TraceFormatError("a line must be a JSON object with a string 'kind'")
+    kind = fields["kind"]
     event_type = _KINDS.get(kind)
     if event_type is None:
+        del fields["kind"]
         return Unknown(kind, fields)
     for float_field in _FLOAT_FIELDS.get(event_type, ()):
         if float_field in fields:
             fields[float_field] = _restored(fields[float_field])
     try:
         _unwrap_untyped(event_type, fields)
-        event: TraceEvent = msgspec.convert({"kind": kind, **fields}, type=event_type)
+        event: TraceEvent = msgspec.convert(fields, type=event_type)
     except (msgspec.ValidationError, TypeError, RecursionError) as error:
         raise TraceFormatError(f"not a valid {kind!r} event: {error}") from error
     return event
