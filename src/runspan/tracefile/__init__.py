@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runspan.tracefile._compare import Comparison, compare
 from runspan.tracefile._health import Finding, health
 from runspan.tracefile._merge import read_run
 from runspan.tracefile.events import (
@@ -35,6 +36,7 @@ from runspan.tracefile.reader import read
 
 __all__ = [
     "Artifact",
+    "Comparison",
     "Count",
     "DeviceInterval",
     "DeviceMemory",
@@ -60,6 +62,7 @@ __all__ = [
     "Terminal",
     "Usage",
     "build_graph",
+    "compare",
     "health",
     "read",
     "read_run",
