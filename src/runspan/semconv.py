@@ -80,6 +80,7 @@ class Attr:
     PARAM_PREFIX: Final = "runspan.param."
     METRIC_PREFIX: Final = "runspan.metric."
     GATE_PREFIX: Final = "runspan.gate."
+    GOLDEN_PREFIX: Final = "runspan.golden."
     RUN_STATUS: Final = "runspan.run.status"
     RUN_END_REASON: Final = "runspan.run.end_reason"
     MAX_EXPORTED_SPANS: Final = "runspan.max_exported_spans"
@@ -136,6 +137,7 @@ class MetricName:
     ALERTS: Final = "runspan.alerts"
     GATE_METRIC: Final = "runspan.gate.metric"
     GATE_PASSED: Final = "runspan.gate.passed"
+    GOLDEN_SCORE: Final = "runspan.golden.score"
     PROCESS_CPU_TIME: Final = "process.cpu.time"
     PROCESS_MEMORY_USAGE: Final = "process.memory.usage"
     PROCESS_THREAD_COUNT: Final = "process.thread.count"
@@ -270,6 +272,9 @@ _TABLE: tuple[Instrument, ...] = (
     ),
     _gauge(
         MetricName.GATE_PASSED, "", (Attr.GATE_BENCHMARK,), "runspan_gate_passed", "1 when the gate passed, else 0."
+    ),
+    _gauge(
+        MetricName.GOLDEN_SCORE, "", (), "runspan_golden_score", "How alike the run is to its golden trace, 0 to 1."
     ),
     _counter(
         MetricName.PROCESS_CPU_TIME,

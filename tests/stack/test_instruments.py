@@ -57,6 +57,7 @@ def labels_by_name(stack: Stack) -> dict[str, list[dict[str, str]]]:
     metrics.alerts[("warning", "loss_spike")] = 1
     metrics.gate_metrics[("decode", "latency")] = 1.5
     metrics.gate_passed["decode"] = True
+    metrics.golden_score = 0.875
     metrics.dropped = lambda: {("traces", "budget"): 2}
     metrics.usage = _Everything()
     export.drain()

@@ -140,6 +140,7 @@ def test_every_instrument_is_exported_as_listed() -> None:
         alerts={("error", "stalled_step"): 1},
         gate_metrics={("bench", "latency"): 1.5},
         gate_passed={"bench": True},
+        golden_score=0.875,
         dropped=lambda: {("traces", "budget"): 4},
         usage=_FakeUsage(),
     )

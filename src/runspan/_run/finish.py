@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from runspan._run.failures import describe_error
+from runspan._run.golden import record_golden_score
 from runspan._run.lifecycle import open_runs
 from runspan.errors import InvalidStateError
 from runspan.records import RunStatus
@@ -227,6 +228,8 @@ class Finish:
                 )
             )
             consumer.close()
+        if status is RunStatus.SUCCESS:  # where another one stopped says nothing about what it did
+            record_golden_score(session)
         state.status = status
         session.otel.end(status, reason, error, summary, session.dropped())
         session.otel.drain()

@@ -109,6 +109,7 @@ class Readings:
             MetricName.ALERTS: self._alerts,
             MetricName.GATE_METRIC: self._gate_metrics,
             MetricName.GATE_PASSED: self._gate_passed,
+            MetricName.GOLDEN_SCORE: lambda: _optional(metrics.golden_score),
         }
         return readings | self._usage_readings()
 

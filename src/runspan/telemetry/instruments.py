@@ -43,6 +43,7 @@ class RunMetrics:
         alerts: alerts fired, by (level, rule).
         gate_metrics: a gate record's metrics, by (benchmark id, key).
         gate_passed: whether the gate of a benchmark passed, by its id.
+        golden_score: how alike the run is to its golden trace, once it was compared.
         dropped: returns what was lost so far, by (signal, reason).
         refresh: called before each collection, to bring the fields up to date.
         usage: measures process, machine and device; None: they are not exported.
@@ -66,6 +67,7 @@ class RunMetrics:
     alerts: dict[tuple[str, str], int] = field(default_factory=dict)
     gate_metrics: dict[tuple[str, str], float] = field(default_factory=dict)
     gate_passed: dict[str, bool] = field(default_factory=dict)
+    golden_score: float | None = None
     dropped: Callable[[], Mapping[tuple[str, str], int]] = dict
     refresh: Callable[[], None] = lambda: None
     usage: UsageSampler | None = None

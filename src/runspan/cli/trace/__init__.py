@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from runspan.cli._options import EXIT_CODES
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from runspan.cli.trace import compare, merge, promote
 
 __all__ = ["register"]
 
-_COMMANDS: tuple[ModuleType, ...] = ()
+_COMMANDS = (compare, promote, merge)
 
 
 def register(app: typer.Typer) -> None:
