@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
+    "LABEL_WIDTH",
     "STATUS_STYLES",
     "Column",
     "bar_means",
@@ -39,6 +40,8 @@ __all__ = [
     "note",
     "open_console",
     "plain",
+    "print_field",
+    "print_heading",
     "print_json",
     "print_rows",
     "say",
@@ -53,6 +56,8 @@ STATUS_STYLES = {
     "cancelled": "yellow",
     "interrupted": "magenta",
 }
+#: How wide the labels of a page's fields are.
+LABEL_WIDTH = 11
 _PROGRAM = "runspan"
 _BARS = "▁▂▃▄▅▆▇█"
 _NO_BAR = "·"
@@ -141,6 +146,22 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return float_name(value)
     return jsonable(value)
+
+
+def print_heading(console: Console, title: str) -> None:
+    """Print the heading of a part of a page."""
+    console.print()
+    console.print(title, style="bold")
+
+
+def print_field(console: Console, label: str, text: str, *, style: str | None = None) -> None:
+    """Print one labelled value of a page."""
+    from rich.text import Text  # noqa: PLC0415 - the console has loaded it
+
+    line = Text()
+    line.append(f"  {label:<{LABEL_WIDTH}}", style="dim")
+    line.append(clean(text), style=style)
+    console.print(line, soft_wrap=True)
 
 
 def print_rows(

@@ -11,6 +11,7 @@ from runspan.cli._catalog import INTERRUPTED
 from runspan.cli._details import opened_run, rank_reports, run_losses
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, RunArgument, StorageOption
 from runspan.cli._output import (
+    LABEL_WIDTH,
     STATUS_STYLES,
     Column,
     bar_means,
@@ -24,6 +25,8 @@ from runspan.cli._output import (
     note,
     open_console,
     plain,
+    print_field,
+    print_heading,
     print_json,
     print_rows,
     sparkline,
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from runspan.records import RunInfo
     from runspan.tracefile.steptimes import SlowRank
 
-__all__ = ["print_ranks", "register"]
+__all__ = ["print_ranks", "rank_document", "register"]
 
 #: What was lost, by (signal, reason).
 _Losses: TypeAlias = dict[tuple[str, str], int]
@@ -49,7 +52,6 @@ _SAMPLED_POINTS = 256
 _BARS = 20
 _TREND_SIGNS = {Trend.RISING: "↗", Trend.FALLING: "↘", Trend.STABLE: "→"}
 _VALUE_WIDTH = 200
-_LABEL_WIDTH = 11
 
 _METRIC_COLUMNS = (
     Column("METRIC", shrinks=True),
@@ -123,15 +125,15 @@ def _print(  # noqa: PLR0917 - the parts of one page
         console.print(f"Lost: {clean(lost)}", style="yellow", soft_wrap=True)
     artifacts = opened.storage.list_artifacts(opened.run.run_id)
     if artifacts:
-        _heading(console, "Artifacts")
+        print_heading(console, "Artifacts")
         for artifact in artifacts:
             step = "" if artifact.step is None else f", step {artifact.step}"
             console.print(f"  {clean(artifact.name)}  {format_bytes(artifact.bytes)}{step}", soft_wrap=True)
             console.print(f"    {clean(artifact.path or artifact.hash)}", style="dim", soft_wrap=True)
-    _heading(console, "Files")
+    print_heading(console, "Files")
     where = "not on this machine" if opened.run.directory is None else str(opened.run.directory)
-    _print_line(console, "directory", where)
-    _print_line(console, "storage", _storage_place(opened, workspace))
+    print_field(console, "directory", where)
+    print_field(console, "storage", _storage_place(opened, workspace))
 
 
 def _print_head(console: Console, opened: OpenedRun, info: RunInfo) -> None:
@@ -142,19 +144,19 @@ def _print_head(console: Console, opened: OpenedRun, info: RunInfo) -> None:
         status += f", last seen {format_time(run.last_seen_unix_nano)}"
     elif info.reason:
         status += f" ({info.reason})"
-    _print_line(console, "status", status, style=STATUS_STYLES.get(run.status))
-    _print_line(console, "experiment", run.experiment)
+    print_field(console, "status", status, style=STATUS_STYLES.get(run.status))
+    print_field(console, "experiment", run.experiment)
     for label, value in (("name", info.name), ("group", info.group), ("trace id", info.trace_id)):
         if value:
-            _print_line(console, label, value)
+            print_field(console, label, value)
     if info.start_time is not None:
         started = f"{format_time(info.start_time)}, {format_age(info.start_time, now)} ago"
-        _print_line(console, "started", started)
+        print_field(console, "started", started)
     took_ns = run.took_ns(now)
     if took_ns is not None:
-        _print_line(console, "took", format_duration(took_ns))
+        print_field(console, "took", format_duration(took_ns))
     attempts = "" if info.attempts <= 1 else f", up to {info.attempts} attempts each"
-    _print_line(console, "ranks", f"{info.world_size}{attempts}")
+    print_field(console, "ranks", f"{info.world_size}{attempts}")
 
 
 def _print_metrics(console: Console, opened: OpenedRun) -> None:
@@ -178,7 +180,7 @@ def _print_metrics(console: Console, opened: OpenedRun) -> None:
             ]
         )
     if rows:
-        _heading(console, "Metrics")
+        print_heading(console, "Metrics")
         print_rows(console, _METRIC_COLUMNS, rows)
 
 
@@ -192,7 +194,7 @@ def print_ranks(console: Console, reports: list[RankReport], slow: SlowRank | No
     """
     if not reports:
         return
-    _heading(console, "Ranks")
+    print_heading(console, "Ranks")
     print_rows(console, _RANK_COLUMNS, [_rank_row(report, slow) for report in reports], status_column=1)
     if slow is not None:
         where = "" if slow.phase is None else f", most of it in {clean(slow.phase)}"
@@ -248,25 +250,11 @@ def _sampled(opened: OpenedRun, key: str, limit: int) -> list[float]:
     return [point.value for point in points]
 
 
-def _heading(console: Console, title: str) -> None:
-    console.print()
-    console.print(title, style="bold")
-
-
-def _print_line(console: Console, label: str, text: str, *, style: str | None = None) -> None:
-    from rich.text import Text  # noqa: PLC0415 - the console has loaded it
-
-    line = Text()
-    line.append(f"  {label:<{_LABEL_WIDTH}}", style="dim")
-    line.append(clean(text), style=style)
-    console.print(line, soft_wrap=True)
-
-
 def _print_mapping(console: Console, title: str, mapping: dict[str, Any]) -> None:
     if not mapping:
         return
-    _heading(console, title)
-    width = min(max(_LABEL_WIDTH, *(len(clean(key)) + 2 for key in mapping)), 40)
+    print_heading(console, title)
+    width = min(max(LABEL_WIDTH, *(len(clean(key)) + 2 for key in mapping)), 40)
     for key, value in mapping.items():
         text = value if isinstance(value, str) else json_format.dumps(plain(value), ensure_ascii=False)
         text = clean(text)
@@ -293,14 +281,15 @@ def _document(opened: OpenedRun, reports: list[RankReport], slow: SlowRank | Non
         "counts": info.counts,
         "metrics": latest,
         "summary": info.summary,
-        "ranks": [_rank_document(report) for report in reports],
+        "ranks": [rank_document(report) for report in reports],
         "slow_rank": None if slow is None else slow.rank,
         "losses": [{"signal": signal, "reason": reason, "count": count} for (signal, reason), count in losses.items()],
         "artifacts": opened.storage.list_artifacts(run.run_id),
     }
 
 
-def _rank_document(report: RankReport) -> dict[str, Any]:
+def rank_document(report: RankReport) -> dict[str, Any]:
+    """Return what commands print of a rank with ``--json``."""
     state, steps = report.state, report.steps
     return {
         "rank": state.rank,
