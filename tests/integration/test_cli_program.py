@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.cli import clean_environ, make_run, run_program
+from support.cli import clean_environ, make_run, read_terminal, run_program
 from support.otlp_receiver import until
 
 if TYPE_CHECKING:
@@ -37,14 +37,7 @@ def _on_terminal(arguments: list[str], environ: dict[str, str]) -> str:
         [*_PROGRAM, *arguments], env={**environ, "COLUMNS": "80", "TERM": "xterm"}, stdout=follower
     )
     os.close(follower)
-    printed = b""
-    try:
-        while chunk := os.read(leader, 4096):
-            printed += chunk
-    except OSError:  # how Linux says that the last writer is gone
-        pass
-    finally:
-        os.close(leader)
+    printed = read_terminal(leader)
     assert process.wait(30) == 0
     return printed.decode()
 

@@ -124,3 +124,16 @@ def run_program(arguments: Sequence[str], environ: Mapping[str, str], *, timeout
         check=False,
     )
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def read_terminal(leader: int) -> bytes:
+    """Return what programs print on a pseudo-terminal until the last of them has left; close it then."""
+    printed = b""
+    try:
+        while chunk := os.read(leader, 4096):
+            printed += chunk
+    except OSError:  # how Linux says that the last writer is gone
+        pass
+    finally:
+        os.close(leader)
+    return printed
