@@ -23,13 +23,22 @@ if TYPE_CHECKING:
 _PREFIX = "runspan.golden."
 
 
-def _train(live: LiveRuns, *, epochs: int = 3, extra: int = 0, **options: Any) -> runspan.Run:
-    """Run epochs of two seconds each, and spans of half a second that the golden trace does not have."""
+def _train(live: LiveRuns, *, epochs: int = 3, extra: int = 0, wall_s: float = 0.0, **options: Any) -> runspan.Run:
+    """Run epochs of two seconds each, and spans of half a second that the golden trace does not have.
+
+    Args:
+        live: starts the run.
+        epochs: how many.
+        extra: spans behind them.
+        wall_s: by how much the wall clock steps in each epoch.
+        options: the run's.
+    """
     clock = FakeClock()
     with live.start(entrypoint="train:main", clock=clock, **options) as run:
         for number in range(epochs):
             with run.epoch(number), run.step():
                 clock.advance(2.0)
+                clock.step_wall(wall_s)
                 run.log_metric("loss", 1.0 / (number + 1))
         for number in range(extra):
             with run.span(f"extra {number}"):
@@ -86,6 +95,13 @@ def test_a_run_that_does_something_else_is_not(
     assert run.status() is runspan.RunStatus.SUCCESS
     (warning,) = [record.message for record in caplog.records if "golden" in record.message]
     assert f"score {found['score']:.3f}, equivalent from 0.85" in warning
+
+
+def test_a_wall_clock_that_steps_does_not_matter(live: LiveRuns, tmp_path: Path) -> None:
+    """Case 14: durations are the monotonic clock's, so a wall clock that steps back changes no score."""
+    golden = _promoted(live, _train(live), tmp_path / "golden.jsonl")
+    found = _golden(live, _train(live, wall_s=-3600.0, golden_trace_path=golden))
+    assert (found["score"], found["timing_variation"]) == (1.0, 0.0)
 
 
 def test_what_cannot_be_compared_is_one_warning(
