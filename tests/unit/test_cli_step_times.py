@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from runspan.tracefile.layout import TraceName
@@ -35,6 +36,14 @@ def test_a_cut_step_line_is_passed_over(tmp_path: Path) -> None:
     data = write_lines(path, [make_meta(), make_step(0, forward=2), make_step(1, forward=2)])
     path.write_bytes(data[:-20] + b"\n")
     assert read_step_times(tmp_path, [TraceName(0)]).count == 1
+
+
+def test_durations_beyond_64_bits_count_as_the_longest(tmp_path: Path) -> None:
+    """A broken writer's numbers do not stop the reading."""
+    huge = msgspec.structs.replace(make_step(0, forward=1), duration_ns=2**64 - 1, phases={"forward": 2**64 - 1})
+    write_lines(tmp_path / "rank-00000.jsonl", [make_meta(), huge])
+    times = read_step_times(tmp_path, [TraceName(0)])
+    assert (times.median_ns, times.phase_medians_ns) == (2**63 - 1, {"forward": 2**63 - 1})
 
 
 def test_the_parts_of_a_trace_are_read_as_one(tmp_path: Path) -> None:

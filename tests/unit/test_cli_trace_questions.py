@@ -145,7 +145,7 @@ def test_health_names_each_finding_and_fails_for_errors(runspan: Cli) -> None:
     assert answer.code == 1
     first = answer.out.splitlines()[1]
     assert first.split()[:3] == ["error", "unknown_parent", "1"]
-    assert "captures/update-000000101/rank-00000.jsonl: span 'child' names the parent 'gone'" in first
+    assert "span 'child' names the parent 'gone' (captures/update-000000101/rank-00000.jsonl)" in first
     document = runspan("trace", "health", "run-a", "--json").document
     assert (document["errors"], document["warnings"]) == (1, 9)
     (findings,) = [trace["findings"] for trace in document["traces"] if trace["findings"]]

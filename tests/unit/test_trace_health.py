@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runspan.errors import TraceFormatError
 from runspan.tracefile import read
 from runspan.tracefile._health import Finding, Severity, health
 from runspan.tracefile.events import DeviceInterval, Edge, Gradient, Memory, Meta, Op, Tensor, Terminal, TraceEvent
+from runspan.tracefile.graph import build_graph
 from runspan.tracefile.meta import ExecutionPhase
 from support.captures import (
     capture_meta,
@@ -392,3 +395,51 @@ def test_the_meta_of_another_schema_is_a_captures() -> None:
     meta = msgspec.structs.replace(make_meta(), schema="candle-graph/trace/9")
     assert isinstance(meta, Meta)
     assert "operations_absent" in _codes(health([meta, *_step()[1:]]))
+
+
+_SPAN_IDS = st.sampled_from("abc")
+_TIMES_NS = st.integers(0, 5)
+_EVENTS = st.lists(
+    st.one_of(
+        st.builds(
+            lambda span_id, parent_id, at_ns, measured: span_events(span_id, parent_id, at_ns, 9, measured=measured)[0],
+            _SPAN_IDS,
+            st.none() | _SPAN_IDS,
+            _TIMES_NS,
+            st.booleans(),
+        ),
+        st.builds(lambda span_id, duration_ns: span_events(span_id, None, 0, duration_ns)[-1], _SPAN_IDS, _TIMES_NS),
+        st.builds(capture_op, _SPAN_IDS, _TIMES_NS, _TIMES_NS),
+        st.builds(lambda span_id, key: tensor_event(key, span_id), _SPAN_IDS, st.sampled_from([0, "0"])),
+        st.builds(
+            lambda action, key, size, span_id: memory_event(action, key, size, span_id=span_id),
+            st.sampled_from(["alloc", "free"]),
+            st.sampled_from([0, "0"]),
+            _TIMES_NS,
+            _SPAN_IDS,
+        ),
+        st.builds(Edge.call, _SPAN_IDS, _SPAN_IDS, _TIMES_NS),
+        st.builds(Edge.data, st.sampled_from([0, "0"]), st.sampled_from([0, "0"])),
+        st.builds(_interval, _TIMES_NS, _SPAN_IDS),
+        st.builds(Terminal, st.sampled_from(["complete", "failed"]), _TIMES_NS, st.just("success")),
+    ),
+    max_size=12,
+)
+
+
+@given(_EVENTS)
+def test_any_sequence_of_events_is_judged(events: list[TraceEvent]) -> None:
+    """Whatever comes ends in findings or in the format's own error, and a graph is made of what has no error alone."""
+    trace = [capture_meta(), *events]
+    try:
+        has_errors = bool(_errors(health(trace)))
+    except TraceFormatError:
+        has_errors = True
+    is_complete = any(isinstance(event, Terminal) and event.outcome == "complete" for event in events)
+    if has_errors or not is_complete:
+        with pytest.raises(TraceFormatError):
+            build_graph(trace)
+    else:
+        graph = build_graph(trace)
+        assert all(0 <= span.self_ns <= span.duration_ns for span in graph.spans)
+        assert len(graph.spans) == len({span.id for span in graph.spans})

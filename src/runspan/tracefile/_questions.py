@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runspan.tracefile.graph import GraphSpan
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from runspan.tracefile._evidence import Category, GradientState, Identifier
-    from runspan.tracefile.graph import Graph, GraphSpan
+    from runspan.tracefile.graph import Graph
 
 __all__ = [
     "GradientRow",
@@ -110,22 +112,11 @@ class OperationRow(msgspec.Struct, frozen=True):
     bytes_per_ns: float
 
 
-class SpanRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One span, and which capture it is of; see :class:`runspan.tracefile.graph.GraphSpan`."""
+class SpanRow(GraphSpan, frozen=True, kw_only=True):
+    """One span, and which capture it is of."""
 
     capture_step: int
     rank: int
-    id: str
-    parent_id: str | None
-    name: str
-    path: str
-    depth: int
-    span_kind: str
-    step: str | None
-    measured: bool
-    start_ns: int
-    duration_ns: int
-    self_ns: int
 
 
 class TensorRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,5 +286,4 @@ def _paths(graph: Graph) -> dict[str, str]:
 
 
 def _span_row(graph: Graph, span: GraphSpan) -> SpanRow:
-    fields = {name: getattr(span, name) for name in span.__struct_fields__}
-    return SpanRow(capture_step=graph.meta.capture_step, rank=graph.meta.process.rank, **fields)
+    return SpanRow(capture_step=graph.meta.capture_step, rank=graph.meta.process.rank, **msgspec.structs.asdict(span))

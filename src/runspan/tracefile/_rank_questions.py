@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runspan.tracefile._tallies import MetricTally
+from runspan.tracefile._tallies import MetricStats, MetricTally
 from runspan.tracefile.events import Metric, Metrics, Step
 
 if TYPE_CHECKING:
@@ -35,18 +35,11 @@ class StepRow(msgspec.Struct, frozen=True):
     slowest_rank: int
 
 
-class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One key of one trace; see :class:`runspan.tracefile._tallies.MetricStats`."""
+class MetricRow(MetricStats, frozen=True, kw_only=True):
+    """One key of one trace."""
 
-    key: str
     rank: int
     attempt: int
-    points: int
-    last_step: int
-    last: float
-    min: float | None
-    max: float | None
-    non_finite: int
 
 
 class _StepSums:

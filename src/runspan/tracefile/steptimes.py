@@ -26,6 +26,9 @@ _SLOW_FACTOR = 1.2
 #: ...and so much longer: below that it is the scheduler that differs, not the rank.
 _SLOW_EXCESS_NS = 1_000_000
 
+#: Longer durations, which only a broken writer has, count as this long.
+_MAX_NS = 2**63 - 1
+
 #: Begins every step line: the writer puts ``kind`` first.
 _STEP_LINE = b'{"kind":"step",'
 _decoder = msgspec.json.Decoder(Step)
@@ -131,11 +134,15 @@ def _add(line: bytes, whole: array[int], own: array[int], phases: dict[str, arra
         timed["data"] = timed.get("data", 0) + step.data_ns
     waited = 0
     for name, duration_ns in timed.items():
-        phases.setdefault(name, array("q")).append(duration_ns)
+        phases.setdefault(name, array("q")).append(_clamped(duration_ns))
         if name in COLLECTIVE_PHASES:
             waited += duration_ns
-    whole.append(step.duration_ns)
-    own.append(max(0, step.duration_ns - waited))
+    whole.append(_clamped(step.duration_ns))
+    own.append(_clamped(step.duration_ns - waited))
+
+
+def _clamped(duration_ns: int) -> int:
+    return min(max(0, duration_ns), _MAX_NS)
 
 
 def _median(durations: array[int]) -> float | None:

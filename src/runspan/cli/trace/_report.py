@@ -55,7 +55,7 @@ def print_findings(console: Console, traces: Traces, reports: Sequence[TraceRepo
     rows = []
     for key in sorted(found, key=lambda each: each[0]):
         path, first = found[key][0]
-        rows.append([first.severity, first.code, str(len(found[key])), f"{path}: {first.message}"])
+        rows.append([first.severity, first.code, str(len(found[key])), f"{first.message} ({path})"])
     print_rows(console, _COLUMNS, rows)
 
 
