@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from runspan.errors import TraceFormatError
 from runspan.tracefile import read
 from runspan.tracefile._health import Finding, Severity, health
-from runspan.tracefile.events import DeviceInterval, Edge, Gradient, Memory, Meta, Op, Tensor, Terminal, TraceEvent
+from runspan.tracefile.events import (
+    DeviceInterval,
+    Edge,
+    Gradient,
+    Memory,
+    Meta,
+    Op,
+    SpanEnd,
+    Tensor,
+    Terminal,
+    TraceEvent,
+)
 from runspan.tracefile.graph import build_graph
 from runspan.tracefile.meta import ExecutionPhase
 from support.captures import (
@@ -97,6 +108,10 @@ def _child(start_ns: int = 10, end_ns: int = 20, parent_id: str = "step", span_i
 
 def _open(span_id: str = "child") -> TraceEvent:
     return _child(span_id=span_id)[0]
+
+
+def _closed(start: TraceEvent) -> list[TraceEvent]:
+    return [start, SpanEnd(id=str(getattr(start, "id", "")), duration_ns=1)]
 
 
 def _without_measure(events: list[TraceEvent]) -> list[TraceEvent]:
@@ -336,6 +351,16 @@ def test_a_finding_names_a_hundred_ids_and_counts_the_rest() -> None:
     (finding,) = _errors(health(_step(*(_open(f"child-{number}") for number in range(2_000)))))
     assert len(finding.ids) == 100
     assert finding.message.endswith("(and 1999 more)")
+
+
+def test_a_message_names_the_span() -> None:
+    """An id alone says little to people; of more names than a program has, the rest go by their ids."""
+    (finding,) = _errors(health(_step(*span_events("5df9", "gone", 0, 1, name="forward"))))
+    assert finding.message == "span 'forward' (5df9) names the parent 'gone'"
+    spans = [span_events(f"{number:x}", "step", 0, 1, name=f"name {number}")[0] for number in range(1_100)]
+    assert "'name 5' (5)" in _errors(health(_step(*(spans[5:6]))))[0].message
+    (finding,) = _errors(health(_step(*(event for span in spans[:-1] for event in _closed(span)), spans[-1])))
+    assert finding.message == "span '44b' has no end"
 
 
 def test_events_behind_the_terminal_event_are_an_error() -> None:

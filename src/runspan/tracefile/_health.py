@@ -166,7 +166,7 @@ class HealthCheck:
     def _start_span(self, event: SpanStart) -> None:
         self._require_meta(event)
         if not self._spans.start(event):
-            self._findings.add("duplicate_span", f"span {event.id!r} begins a second time", [event.id])
+            self._findings.add("duplicate_span", f"{self._spans.describe(event.id)} begins a second time", [event.id])
             return
         if event.measured:
             self._measured.append(event.id)
@@ -209,7 +209,7 @@ class HealthCheck:
     def _add_device_interval(self, event: DeviceInterval) -> None:
         self._evidence(event, event.span_id, "a device interval")
         if event.duration_ns <= 0:
-            message = f"a device interval of span {event.span_id!r} takes {event.duration_ns} ns"
+            message = f"a device interval of {self._spans.describe(event.span_id)} takes {event.duration_ns} ns"
             self._findings.add("empty_device_interval", message, [event.span_id])
 
     def _add_gradient(self, event: Gradient) -> None:
@@ -257,18 +257,19 @@ class HealthCheck:
             self._findings.add("measurement_count", message, self._measured)
 
     def _check_call_edge(self, edge: Edge) -> None:
-        caller, called, found = str(edge.from_span), str(edge.to_span), self._findings
+        caller, called = str(edge.from_span), str(edge.to_span)
+        found, describe = self._findings, self._spans.describe
         if not self._knows_spans(edge):
             unknown = [span_id for span_id in (caller, called) if span_id not in self._spans]
             message = f"a call edge names span {unknown[0]!r}, which is not in the trace"
             found.add("unknown_call_edge_span", message, unknown)
             return
         if not self._spans.is_parent(caller, called):
-            message = f"a call edge leads from span {caller!r} to {called!r}, which is no child of it"
+            message = f"a call edge leads from {describe(caller)} to {describe(called)}, which is no child of it"
             found.add("call_edge_hierarchy_mismatch", message, [called])
         duration_ns = self._spans.duration_of(called)
         if duration_ns is not None and duration_ns != edge.host_duration_ns:
-            message = f"the call edge to span {called!r} says {edge.host_duration_ns} ns, the span {duration_ns} ns"
+            message = f"the call edge to {describe(called)} says {edge.host_duration_ns} ns, the span {duration_ns} ns"
             found.add("call_edge_duration_mismatch", message, [called])
 
     def _check_data_edge(self, edge: Edge) -> None:

@@ -15,6 +15,8 @@ __all__ = ["SpanTable"]
 _MAX_NS = 2**63 - 1
 _OPEN = -(2**63)
 _NO_PARENT, _UNKNOWN_PARENT = -1, -2
+#: Names that messages can tell; a program that puts numbers into its names must not fill the memory.
+_MAX_NAMES = 1_000
 _UNSEEN, _ON_PATH, _DONE = 0, 1, 2
 
 
@@ -32,6 +34,10 @@ class SpanTable:
         self._positions: dict[str, int] = {}
         self._starts, self._ends, self._parents = array("q"), array("q"), array("q")
         self._op_starts, self._op_ends = array("q"), array("q")
+        #: The numbers of the known names, and by span the number of its name, one beyond them for another name.
+        self._names: dict[str, int] = {}
+        self._names_by_number: list[str] = []
+        self._name_numbers = array("H")
         #: By the id of a parent that has not begun yet: its children's positions.
         self._awaited: dict[str, list[int]] = {}
         #: How many more times an id was begun, and not ended, than once.
@@ -53,6 +59,10 @@ class SpanTable:
         self._ends.append(_OPEN)
         self._op_starts.append(_MAX_NS)
         self._op_ends.append(_OPEN)
+        if event.name not in self._names and len(self._names) < _MAX_NAMES:
+            self._names[event.name] = len(self._names)
+            self._names_by_number.append(event.name)
+        self._name_numbers.append(self._names.get(event.name, _MAX_NAMES))
         parent = _NO_PARENT
         if event.parent_id is None:
             self.root_count += 1
@@ -93,13 +103,15 @@ class SpanTable:
         self._op_starts[position] = min(start_ns, self._op_starts[position])
         self._op_ends[position] = max(end_ns, self._op_ends[position])
 
-    def parent_of(self, span_id: str) -> int:
-        """Return the position of a known span's parent, negative for none."""
-        return self._parents[self._positions[span_id]]
+    def describe(self, span_id: str) -> str:
+        """Return a span in words: its name and its id, as far as they are known and differ."""
+        number = self._name_numbers[self._positions[span_id]] if span_id in self._positions else _MAX_NAMES
+        name = self._names_by_number[number] if number < _MAX_NAMES else span_id
+        return f"span {span_id!r}" if name == span_id else f"span {name!r} ({span_id})"
 
     def is_parent(self, parent_id: str, span_id: str) -> bool:
         """Whether a known span is another one's parent."""
-        return self.parent_of(span_id) == self._positions[parent_id]
+        return self._parents[self._positions[span_id]] == self._positions[parent_id]
 
     def duration_of(self, span_id: str) -> int | None:
         """Return how long a known span took, ns; None while it is open."""
@@ -129,7 +141,9 @@ class SpanTable:
         for parent_id, children in self._awaited.items():
             if parent_id not in self._positions:
                 for child in children:
-                    findings.add("unknown_parent", f"span {ids[child]!r} names the parent {parent_id!r}", [ids[child]])
+                    findings.add(
+                        "unknown_parent", f"{self.describe(ids[child])} names the parent {parent_id!r}", [ids[child]]
+                    )
         for position, parent in enumerate(self._parents):
             if self._ends[position] != _OPEN:
                 if parent >= 0 and self._ends[parent] != _OPEN:
@@ -140,16 +154,15 @@ class SpanTable:
     def _check_open(self, ids: list[str], findings: Findings, severity: Severity) -> None:
         for position, ended in enumerate(self._ends):
             if ended == _OPEN or self._reopened.get(ids[position]):
-                findings.add("open_span", f"span {ids[position]!r} has no end", [ids[position]], severity)
+                findings.add("open_span", f"{self.describe(ids[position])} has no end", [ids[position]], severity)
 
     def _check_within(self, ids: list[str], position: int, parent: int, findings: Findings) -> None:
         early_ns = self._starts[parent] - self._starts[position]
         late_ns = self._ends[position] - self._ends[parent]
         if early_ns > 0 or late_ns > 0:
             how = f"begins {early_ns} ns before" if early_ns > 0 else f"ends {late_ns} ns after"
-            findings.add(
-                "child_outside_parent", f"span {ids[position]!r} {how} its parent {ids[parent]!r}", [ids[position]]
-            )
+            message = f"{self.describe(ids[position])} {how} its parent, {self.describe(ids[parent])}"
+            findings.add("child_outside_parent", message, [ids[position]])
 
     def _check_ops(self, span_id: str, position: int, findings: Findings) -> None:
         if self._op_ends[position] == _OPEN:
@@ -158,7 +171,7 @@ class SpanTable:
         late_ns = self._op_ends[position] - self._ends[position]
         if early_ns > 0 or late_ns > 0:
             how = f"begins {early_ns} ns before" if early_ns > 0 else f"ends {late_ns} ns after"
-            findings.add("operation_outside_span", f"an operation of span {span_id!r} {how} it", [span_id])
+            findings.add("operation_outside_span", f"an operation of {self.describe(span_id)} {how} it", [span_id])
 
     def _check_cycles(self, ids: list[str], findings: Findings) -> None:
         states = bytearray(len(ids))
@@ -171,7 +184,7 @@ class SpanTable:
                 position = self._parents[position]
             if position >= 0 and states[position] == _ON_PATH:
                 cycle = [ids[each] for each in path[path.index(position) :]]
-                findings.add("span_cycle", f"span {cycle[0]!r} is its own ancestor", cycle)
+                findings.add("span_cycle", f"{self.describe(cycle[0])} is its own ancestor", cycle)
             for each in path:
                 states[each] = _DONE
 

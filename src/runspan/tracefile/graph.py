@@ -24,7 +24,7 @@ from runspan.tracefile.events import (
     Tensor,
     Terminal,
 )
-from runspan.tracefile.reader import read
+from runspan.tracefile.reader import TraceReader, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,8 +110,8 @@ def build_graph(trace: str | Path | Iterable[TraceEvent]) -> Graph:
     """
     if isinstance(trace, str | Path):
         with read(trace) as reader:
-            return _build(reader, str(trace))
-    return _build(trace, None)
+            return build_graph(reader)
+    return _build(trace, str(trace.path) if isinstance(trace, TraceReader) else None)
 
 
 def self_time_ns(start_ns: int, duration_ns: int, children: Iterable[tuple[int, int]]) -> int:
