@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Protocol, Self
 import msgspec
 
 from runspan.errors import TraceFormatError
+from runspan.tracefile._limits import RefusedLine, bounded, has_long_integer
 from runspan.tracefile.layout import TraceName
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_LINE_BYTES",
-    "OverlongLine",
     "Part",
     "Tail",
     "find_part",
@@ -34,23 +34,6 @@ _CHUNK_BYTES = 1 << 16
 _GZIP_CHUNK_BYTES = 1 << 14
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's way to ask for a gzip header and trailer
-
-
-class OverlongLine(bytes):
-    """Stands for a line longer than :data:`MAX_LINE_BYTES`, whose bytes were not kept; it is no JSON.
-
-    Attributes:
-        byte_count: how long the line is.
-    """
-
-    byte_count: int
-
-    @classmethod
-    def of_length(cls, byte_count: int) -> OverlongLine:
-        """Return the stand-in for a line of so many bytes."""
-        line = cls(b"<overlong>")
-        line.byte_count = byte_count
-        return line
 
 
 class _Source(Protocol):
@@ -179,6 +162,7 @@ class Part:
         name: what the file's name says.
         line_number: the one-based number of the line in hand; counted by the reader.
         nul_bytes: how many NUL bytes stood where a line should begin: what a power loss leaves of unwritten data.
+        has_long_integers: whether the newest lines may hold integers beyond 64 bits, so that it must be checked.
     """
 
     def __init__(self, file: IO[bytes], path: Path, name: TraceName | None) -> None:
@@ -186,6 +170,7 @@ class Part:
         self.name = name
         self.line_number = 0
         self.nul_bytes = 0
+        self.has_long_integers = False
         self._file = file
         self._held: list[bytes] = []
         self._held_bytes = 0
@@ -222,8 +207,8 @@ class Part:
     def tail(self) -> bytes:
         """What was read after the last newline."""
         if self._held_bytes > MAX_LINE_BYTES:
-            return OverlongLine.of_length(self._held_bytes)
-        return b"".join(self._held)
+            return RefusedLine.of(self._held_bytes, f"a line longer than {MAX_LINE_BYTES} bytes")
+        return bounded(b"".join(self._held))
 
     def read_lines(self) -> list[bytes]:
         """Return the next whole lines without their newlines; none at the end (of a growing file: for now).
@@ -240,9 +225,11 @@ class Part:
                 self._hold(chunk)
                 continue
             lines = chunk[:end].split(b"\n")
+            self.has_long_integers = has_long_integer(chunk)
             if self._held:
                 self._hold(lines[0])
                 lines[0] = self.tail
+                self.has_long_integers = self.has_long_integers or has_long_integer(lines[0])
                 self._held.clear()
                 self._held_bytes = 0
             self._hold(chunk[end + 1 :])
@@ -366,6 +353,8 @@ def _open_file(path: Path) -> Part | None:
         return None
     except OSError as error:
         raise TraceFormatError(f"cannot be opened: {error.strerror}", path=str(path)) from error
+    except ValueError as error:
+        raise TraceFormatError(f"cannot be opened: {error}", path=str(path)) from error
     return Part(file, path, TraceName.parse(path.name))
 
 

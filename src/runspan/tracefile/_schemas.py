@@ -9,7 +9,7 @@ import msgspec
 
 from runspan.errors import SchemaVersionError, TraceFormatError
 from runspan.tracefile._candle import CANDLE_SCHEMAS, CandleDecoder
-from runspan.tracefile._untyped import quoted
+from runspan.tracefile._untyped import quoted, shortened
 from runspan.tracefile.events import SCHEMA, Meta, Terminal, TraceEvent, decode, decode_fields
 
 __all__ = ["LineDecoder", "OwnDecoder", "decode_meta", "line_decoder"]
@@ -62,7 +62,7 @@ def decode_meta(line: bytes) -> Meta:
     try:
         header = _header_decoder.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise TraceFormatError(f"the first line must be the meta event, but it is not: {error}") from error
+        raise TraceFormatError(f"the first line must be the meta event, but it is not: {shortened(error)}") from error
     if header.kind != "meta":
         raise TraceFormatError(f"the first line must be the meta event, found {quoted(header.kind)}")
     if (candle := CANDLE_SCHEMAS.get(header.schema or "")) is not None:

@@ -10,13 +10,16 @@ import msgspec
 
 from runspan._clock import SystemClock
 from runspan.errors import TraceFormatError
-from runspan.tracefile._parts import MAX_LINE_BYTES, open_first, open_last, open_part
+from runspan.tracefile._limits import RefusedLine, bounded, check_integers
+from runspan.tracefile._parts import open_first, open_last, open_part
 from runspan.tracefile._schemas import decode_meta, line_decoder
 from runspan.tracefile.events import DeviceMemory, Memory, Meta, Op, SpanEnd, Terminal, Unknown
 from runspan.tracefile.layout import TraceName
 from runspan.tracefile.meta import iso_timestamp
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from runspan._clock import Clock
     from runspan.tracefile._parts import Part
     from runspan.tracefile._schemas import LineDecoder
@@ -40,7 +43,8 @@ __all__ = [
 #: A trace is interrupted when its last line is older than so many heartbeats.
 _HEARTBEATS = 3
 _NS_PER_S = 1_000_000_000
-_TAIL_BYTES = 64 << 10
+#: How much of a trace's end is looked at: little, and so much only where that holds no whole line that tells a time.
+_TAIL_BYTES = (64 << 10, 16 << 20)
 
 
 class TraceStatus(StrEnum):
@@ -187,9 +191,13 @@ def read_head(path: Path) -> Meta:
 def meta_at(line: bytes, part: Part) -> Meta:
     """Decode the line that a part begins with, its newest one read; errors name the file and the line."""
     try:
-        return decode_meta(line.lstrip(b"\0"))
+        if isinstance(line, RefusedLine):
+            raise TraceFormatError(f"the first line must be the meta event, but it is {line.reason}")  # noqa: TRY301
+        meta = decode_meta(line.lstrip(b"\0"))
+        check_integers(meta)
     except TraceFormatError as error:
         raise type(error)(str(error), path=str(part.path), line=part.line_number) from error
+    return meta
 
 
 def empty_file(part: Part) -> TraceFormatError:
@@ -243,29 +251,37 @@ def _last_seen_in(folder: Path, name: TraceName, meta: Meta) -> int | None:
 
 def _read_ending(part: Part, meta: Meta) -> _Ending:
     decoder = line_decoder(meta)
-    byte_count = _TAIL_BYTES
-    while True:
+    for byte_count in _TAIL_BYTES:
         tail = part.read_tail(byte_count)
-        lines = tail.data.split(b"\n")
-        if not tail.is_whole:
-            del lines[0]  # it began before the window
+        lines = _lines_from_end(tail.data, is_whole=tail.is_whole)
         ending = _ending_of(lines, meta, decoder)
-        if ending.last_seen_unix_nano is not None or tail.is_whole or byte_count > MAX_LINE_BYTES:
-            torn = ending.torn or tail.cut or tail.data.endswith(b"\0")
-            terminal = decoder.ending() if ending.terminal is None and not torn else ending.terminal
-            return msgspec.structs.replace(ending, terminal=terminal, torn=torn)
-        byte_count *= 8
+        if ending.last_seen_unix_nano is not None or tail.is_whole:
+            break
+    torn = ending.torn or tail.cut or tail.data.endswith(b"\0")
+    terminal = decoder.ending() if ending.terminal is None and not torn else ending.terminal
+    return msgspec.structs.replace(ending, terminal=terminal, torn=torn)
 
 
-def _ending_of(lines: list[bytes], meta: Meta, decoder: LineDecoder) -> _Ending:
+def _lines_from_end(data: bytes, *, is_whole: bool) -> Iterator[bytes]:
+    """Yield lines from the last to the first; that one only when it did not begin before the data."""
+    end = len(data)
+    while (newline := data.rfind(b"\n", 0, end)) >= 0:
+        yield data[newline + 1 : end]
+        end = newline
+    if is_whole:
+        yield data[:end]
+
+
+def _ending_of(lines: Iterable[bytes], meta: Meta, decoder: LineDecoder) -> _Ending:
     terminal: Terminal | None = None
     torn = False
     is_last_event = True
-    for line in reversed(lines):
+    for line in lines:
         if is_blank(line):
             continue
         try:
-            event = decoder.decode(line.lstrip(b"\0"))
+            event = decoder.decode(bounded(line.lstrip(b"\0")))
+            check_integers(event)
         except TraceFormatError:
             torn = torn or is_last_event
             continue

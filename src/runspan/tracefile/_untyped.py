@@ -8,12 +8,13 @@ from typing import Any
 
 from runspan._plain import INT_MAX, INT_MIN, float_name, int_text, plain_value, scrub_text
 
-__all__ = ["jsonable", "named_float", "quoted", "scrub", "unwrap"]
+__all__ = ["jsonable", "named_float", "quoted", "scrub", "shortened", "unwrap"]
 
 _FLOAT_NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FLOAT_KEY = "$float"
 _repr = reprlib.Repr()
 _repr.maxstring = 100
+_MAX_ERROR_CHARS = 200
 
 
 def jsonable(value: Any) -> Any:
@@ -74,3 +75,9 @@ def named_float(value: Any) -> Any:
 def quoted(text: str) -> str:
     """Return a text of a file in quotes for a message, shortened in its middle when it is long."""
     return _repr.repr(text)
+
+
+def shortened(error: Exception) -> str:
+    """Return what a decoder's error says, shortened when it quotes a long value of the file."""
+    text = str(error)
+    return text if len(text) <= _MAX_ERROR_CHARS else f"{text[: _MAX_ERROR_CHARS - 80]}…{text[-80:]}"

@@ -42,7 +42,7 @@ from runspan.tracefile._kinds import (
     Unknown,
     Usage,
 )
-from runspan.tracefile._untyped import jsonable, named_float, scrub, unwrap
+from runspan.tracefile._untyped import jsonable, named_float, scrub, shortened, unwrap
 
 __all__ = [
     "SCHEMA",
@@ -182,7 +182,7 @@ def decode(line: bytes) -> TraceEvent:
     except msgspec.ValidationError:
         pass  # an unknown kind, or a non-finite float: looked at below
     except (msgspec.DecodeError, RecursionError) as error:
-        raise TraceFormatError(f"not a JSON line: {error}") from error
+        raise TraceFormatError(f"not a JSON line: {shortened(error)}") from error
     return event_of(decode_fields(line))
 
 
@@ -195,7 +195,7 @@ def decode_fields(line: bytes) -> dict[str, Any]:
     try:
         fields = _untyped_decoder.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise TraceFormatError(f"not a JSON line: {error}") from error
+        raise TraceFormatError(f"not a JSON line: {shortened(error)}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("kind"), str):
         raise TraceFormatError("a line must be a JSON object with a string 'kind'")
     return fields
@@ -219,7 +219,7 @@ def event_of(fields: dict[str, Any]) -> TraceEvent:
         _unwrap_untyped(event_type, fields)
         event: TraceEvent = msgspec.convert(fields, type=event_type)
     except (msgspec.ValidationError, TypeError, RecursionError) as error:
-        raise TraceFormatError(f"not a valid {kind!r} event: {error}") from error
+        raise TraceFormatError(f"not a valid {kind!r} event: {shortened(error)}") from error
     return event
 
 

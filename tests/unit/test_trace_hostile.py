@@ -1,0 +1,300 @@
+"""Files that were made to harm their reader: each ends in a clear error or is read, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import zlib
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from runspan.errors import TraceFormatError
+from runspan.tracefile.events import Metric, Param, Tag, TraceEvent, Unknown, encode
+from runspan.tracefile.reader import TraceStatus, peek, read
+from support.traces import make_meta, make_metric, make_span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_META, _METRIC = encode(make_meta()), encode(make_metric(0))
+_MIB = 1 << 20
+#: An interpreter with this package takes some 25 MB, and the longest line that is kept at all 64 MB.
+_MOST_BYTES = 128 * _MIB
+_TAG = b'{"kind":"tag","key":"a","value":"b",'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file that is not there yet."""
+    return tmp_path / "hostile.jsonl"
+
+
+def _read_elsewhere(path: Path) -> dict[str, Any]:
+    """Read the file in a process of its own; return what came of it, and the peak of that process's memory."""
+    done = subprocess.run(
+        [sys.executable, "-m", "support.hostile_reader", str(path)],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _write_gzip(path: Path, pieces: Iterable[bytes]) -> None:
+    compressor = zlib.compressobj(6, wbits=31)
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(compressor.compress(piece))
+        file.write(compressor.flush())
+
+
+def _write_long_line(path: Path) -> None:
+    """Write a line of 1 GB, most of it a hole in the file."""
+    with path.open("wb") as file:
+        file.write(_META + b'{"kind":"tag","key":"a')
+        file.seek(1 << 30, os.SEEK_CUR)
+        file.write(b'"}\n' + _METRIC)
+
+
+def _write_hole(path: Path) -> None:
+    """Write 256 MB that never reached the disk behind two whole lines."""
+    path.write_bytes(_META + _METRIC)
+    os.truncate(path, 256 * _MIB)
+
+
+def _write_bomb_of_zeros(path: Path) -> None:
+    _write_gzip(path, [_META, _METRIC, *repeat(bytes(_MIB), 160)])
+
+
+def _write_bomb_of_one_line(path: Path) -> None:
+    _write_gzip(path, [_META, _METRIC, b'{"kind":"tag","key":"', *repeat(b"x" * _MIB, 160)])
+
+
+def _write_bomb_of_a_meta_line(path: Path) -> None:
+    _write_gzip(path, [b'{"kind":"meta","schema":"', *repeat(b"x" * _MIB, 160)])
+
+
+def _write_many_values(path: Path) -> None:
+    """Write a line of 12 MB that would take half a gigabyte as Python objects."""
+    path.write_bytes(_META + b'{"kind":"later","x":[' + b"[]," * (4 * _MIB) + b"0]}\n" + _METRIC)
+
+
+_STRICT_ERROR = [
+    (_write_long_line, ":2: a line longer than 67108864 bytes", 2, 1),
+    (_write_many_values, ":2: a line of more than 1048576 values", 2, 1),
+    (_write_bomb_of_a_meta_line, ":1: the first line must be the meta event, but it is a line longer than", None, None),
+]
+_TORN = [(_write_hole, 2, 1), (_write_bomb_of_zeros, 2, 1), (_write_bomb_of_one_line, 2, 1)]
+
+
+@pytest.mark.parametrize(("write", "message", "events", "skipped"), _STRICT_ERROR, ids=["line", "values", "meta"])
+def test_what_fills_the_memory_is_refused(
+    path: Path, write: Callable[[Path], None], message: str, events: int | None, skipped: int | None
+) -> None:
+    """A line of 1 GB, one of millions of values, and a gzip bomb in place of meta are errors in little memory."""
+    write(path)
+    answer = _read_elsewhere(path)
+    assert message in answer["strict"]["error"]
+    if events is None:
+        assert message in answer["lenient"]["error"]
+        assert message in answer["peek"]["error"]
+    else:
+        assert answer["lenient"] == {"events": events, "torn": 0, "skipped": skipped}
+        assert answer["peek"].startswith("interrupted")
+    assert answer["peak_bytes"] < _MOST_BYTES
+
+
+@pytest.mark.parametrize(("write", "events", "torn"), _TORN, ids=["hole", "zeros", "line"])
+def test_an_endless_end_is_torn(path: Path, write: Callable[[Path], None], events: int, torn: int) -> None:
+    """A hole of 256 MB and gzip bombs of zeros or of one line cost the end of the trace, and little memory."""
+    write(path)
+    answer = _read_elsewhere(path)
+    assert answer["strict"] == answer["lenient"] == {"events": events, "torn": torn, "skipped": 0}
+    assert answer["peek"].startswith("interrupted")
+    assert answer["peak_bytes"] < _MOST_BYTES
+
+
+def test_a_bomb_of_valid_lines_is_streamed(path: Path) -> None:
+    """100 MB of events out of 100 KB are read one after the other, in the memory of a few."""
+    line = encode(Tag("a", "b" * 10_000))
+    _write_gzip(path, [_META, *repeat(line * 100, 100)])
+    answer = _read_elsewhere(path)
+    assert answer["strict"] == {"events": 10_001, "torn": 0, "skipped": 0}
+    assert answer["peak_bytes"] < _MOST_BYTES
+
+
+def test_a_million_keys_are_read(path: Path) -> None:
+    """The most values that a line may hold take what they need, and no more."""
+    keys = b",".join(b'"k%d":1' % number for number in range(1_000_000))
+    path.write_bytes(_META + b'{"kind":"metrics","values":{' + keys + b'},"time_unix_nano":1}\n' + _METRIC)
+    answer = _read_elsewhere(path)
+    assert answer["strict"]["events"] == 3
+    assert answer["peak_bytes"] < 2 * _MOST_BYTES
+
+
+def test_open_spans_take_their_ids_and_no_more(path: Path) -> None:
+    """A span that never ends costs some 150 bytes, not its line: 200,000 of them 30 MB."""
+    start, _ = make_span("a1")
+    line = encode(start)
+    with path.open("wb") as file:
+        file.write(_META)
+        file.writelines(line.replace(b'"a1"', b'"%016x"' % number) for number in range(200_000))
+    answer = _read_elsewhere(path)
+    assert answer["strict"]["events"] == 200_001
+    assert answer["peak_bytes"] < 80 * _MIB
+
+
+def _metric(step: bytes = b"0", value: bytes = b"0", time_unix_nano: bytes = b"1") -> bytes:
+    return b'{"kind":"metric","key":"a","step":%s,"value":%s,"time_unix_nano":%s}' % (step, value, time_unix_nano)
+
+
+_BAD_LINES = {
+    "lists": b"[" * 1_000_000,
+    "closed lists": b'{"kind":"param","key":"a","value":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "objects": b'{"kind":"later","x":' + b'{"a":' * 100_000 + b"0" + b"}" * 100_000 + b"}",
+    "floats below lists": b'{"kind":"param","key":"a","value":' + b"[" * 900 + b'{"$float":"NaN"}' + b"]" * 900 + b"}",
+    "lists in a field nobody knows": _TAG + b'"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "float too large": _metric(value=b"1e999"),
+    "negative float too large": _metric(value=b"-1e999"),
+    "exponent of 100,000 digits": _metric(value=b"1e" + b"9" * 100_000),
+    "integer of 100,000 digits": _metric(step=b"9" * 100_000),
+    "integer of 4,000 digits": _metric(time_unix_nano=b"9" * 4_000),
+    "integer of 65 bits": _metric(value=b"18446744073709551616"),
+    "negative integer of 65 bits": _metric(step=b"-9223372036854775809"),
+    "integer of 65 bits in a map": b'{"kind":"metrics","values":{"a":18446744073709551616},"time_unix_nano":1}',
+    "float for an integer": _metric(step=b"1e400"),
+    "bare NaN": _metric(value=b"NaN"),
+    "no UTF-8": b'{"kind":"tag","key":"\xff","value":"b"}',
+    "a surrogate in UTF-8": b'{"kind":"tag","key":"\xed\xa0\x80","value":"b"}',
+    "a lone surrogate": b'{"kind":"tag","key":"\\ud800","value":"b"}',
+    "surrogates the wrong way round": b'{"kind":"tag","key":"\\udc00\\ud800","value":"b"}',
+    "a NUL in a string": b'{"kind":"tag","key":"\0","value":"b"}',
+    "UTF-16": '{"kind":"tag","key":"a","value":"b"}'.encode("utf-16"),
+    "a byte order mark": b"\xef\xbb\xbf" + _TAG[:-1] + b"}",
+    "two objects": (_TAG[:-1] + b"}") * 2,
+    "a kind that is no text": b'{"kind":["tag"],"key":"a","value":"b"}',
+    "an end of a span with an id of a million letters": b'{"kind":"span_end","id":"%s","duration_ns":0}'
+    % (b"x" * 1_000_000),
+}
+
+
+@pytest.mark.parametrize("line", _BAD_LINES.values(), ids=_BAD_LINES)
+def test_a_hostile_line_is_one_error(path: Path, line: bytes) -> None:
+    """In the middle it names file and line in a short message, and lenient reading skips it; at the end as well."""
+    path.write_bytes(_META + _METRIC + line + b"\n" + _METRIC)
+    with pytest.raises(TraceFormatError) as caught:
+        list(read(path))
+    assert (caught.value.path, caught.value.line) == (str(path), 3)
+    assert len(str(caught.value)) < len(str(path)) + 300
+    lenient = read(path, lenient=True)
+    assert sum(isinstance(event, Metric) for event in lenient) == 2
+    assert (lenient.skipped, lenient.torn) == (1, ())
+    path.write_bytes(_META + _METRIC + line)
+    lenient = read(path, lenient=True)
+    assert sum(1 for _ in lenient) == 2
+    assert lenient.skipped + len(lenient.torn) == 1
+    assert peek(path).state.status is TraceStatus.INTERRUPTED
+
+
+@pytest.mark.parametrize("line", _BAD_LINES.values(), ids=_BAD_LINES)
+def test_a_hostile_line_in_place_of_meta_is_refused(path: Path, line: bytes) -> None:
+    """As the first line it is an error when the file is opened, whatever is done with it."""
+    path.write_bytes(line + b"\n" + _META)
+    for look in (read, peek, lambda file: read(file, lenient=True)):
+        with pytest.raises(TraceFormatError, match="hostile") as caught:
+            look(path)
+        assert len(str(caught.value)) < len(str(path)) + 300
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("time_unix_nano", 10**30),
+        ("time_unix_nano", -(10**30)),
+        ("capture_step", 2**64),
+        ("heartbeat_s", [[]]),
+        ("tags", {"a": {}}),
+        ("schema", "x" * 1_000_000),
+        ("kind", "x" * 1_000_000),
+        ("phase", "x" * 1_000_000),
+        ("timestamp", 0),
+    ],
+)
+def test_a_hostile_meta_field_is_refused(path: Path, field: str, value: object) -> None:
+    """A meta line that is none, or holds numbers without bounds, is an error in a short message."""
+    path.write_text(json.dumps({**json.loads(_META), field: value}) + "\n")
+    with pytest.raises(TraceFormatError, match=r"hostile\.jsonl:1: ") as caught:
+        read(path)
+    assert len(str(caught.value)) < len(str(path)) + 400
+
+
+def test_the_largest_numbers_of_the_format_are_read(path: Path) -> None:
+    """Every integer of 64 bits is exact, and a state can be told from any time; untyped integers have no bound."""
+    numbers = (2**64 - 1, -(2**63), 2**63)
+    untyped: list[TraceEvent] = [Param("seed", 2**70), Unknown("later", {"big": 10**300, "times": list(numbers)})]
+    metrics: list[TraceEvent] = [Metric("a", number, number, number) for number in numbers]
+    path.write_bytes(b"".join(map(encode, [make_meta(), *untyped, *metrics])))
+    reader = read(path)
+    assert list(reader)[1:] == [*untyped, *metrics]
+    assert str(peek(path).state)
+    assert str(reader.state)
+
+
+def test_of_duplicate_keys_the_last_holds(path: Path) -> None:
+    """A key that stands twice in a line, the kind too, is no error: the last one is read."""
+    path.write_bytes(_META + b'{"kind":"tag","kind":"param","key":"a","key":"b","value":1,"value":2}\n')
+    assert list(read(path))[1:] == [Param("b", 2)]
+
+
+def test_commas_in_a_text_are_no_values(path: Path) -> None:
+    """A long text with any number of commas, brackets and escaped quotes in it is one value."""
+    text = 'a,"b",[{\\' * 200_000
+    path.write_bytes(_META + encode(Param("table", text)) + _METRIC)
+    assert list(read(path))[1] == Param("table", text)
+    path.write_bytes(_META + encode(Unknown("later", {text: [text, text]})))
+    assert list(read(path))[1] == Unknown("later", {text: [text, text]})
+
+
+@pytest.mark.parametrize(
+    "text", [b'"' * 2_000_000, b'"a" ' * 500_000, b"\\" * 2_000_000, b'"\\"' * 700_000 + b"," * 2_000_000]
+)
+def test_a_long_line_that_is_no_json_is_an_error(path: Path, text: bytes) -> None:
+    """Counting the values of a long line ends, whatever stands there."""
+    path.write_bytes(_META + text + b"," * 1_100_000 + b"\n" + _METRIC)
+    with pytest.raises(TraceFormatError, match=":2: "):
+        list(read(path))
+
+
+def test_gzip_in_gzip_and_a_member_of_something_else_are_no_traces(path: Path) -> None:
+    """Only one layer of compression is undone, and what it holds must be a trace."""
+    for data in (gzip.compress(gzip.compress(_META)), gzip.compress(b""), gzip.compress(bytes(100_000)), b"\x1f\x8b"):
+        path.write_bytes(data)
+        with pytest.raises(TraceFormatError):
+            read(path)
+
+
+def test_devices_and_impossible_paths_are_refused_at_once(tmp_path: Path) -> None:
+    """What is no regular file is not even opened, and a path that cannot be is an error that names it."""
+    loop = tmp_path / "loop.jsonl"
+    loop.symlink_to(loop)
+    for file in (
+        "/dev/zero",
+        "/dev/null",
+        loop,
+        tmp_path / ("x" * 300),
+        tmp_path / "a\0b",
+        tmp_path / "rank-00000.jsonl\0",
+    ):
+        for look in (read, peek, lambda other: read(other, follow=True)):
+            with pytest.raises(TraceFormatError):
+                look(file)
