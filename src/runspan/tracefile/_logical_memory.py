@@ -32,8 +32,11 @@ class LogicalMemory:
 
     def __init__(self) -> None:
         self.live_bytes: dict[str, int] = {}
-        #: The size of each live storage and the tensors in it.
-        self._storages: dict[tuple[str, Identifier], tuple[int, set[Identifier]]] = {}
+        #: The size of each live storage and the tensor that it was allocated for; the others in it by themselves.
+        self._storages: dict[tuple[str, Identifier], tuple[int, Identifier]] = {}
+        self._aliases: dict[tuple[str, Identifier], set[Identifier]] = {}
+        #: One string a device, where each event has its own.
+        self._devices: dict[str, str] = {}
 
     @property
     def live_storages(self) -> list[tuple[str, Identifier]]:
@@ -46,26 +49,29 @@ class LogicalMemory:
         Returns:
             By how many bytes the live memory of the event's device changed, and what is wrong with the event.
         """
-        key = (event.device, event.storage_id)
+        key = (self._devices.setdefault(event.device, event.device), event.storage_id)
         known = self._storages.get(key)
         if event.action == "free":
             if known is None:
                 return 0, AllocationFault.UNPAIRED_FREE
             del self._storages[key]
+            self._aliases.pop(key, None)
             change, fault = -known[0], AllocationFault.SIZE_MISMATCH if known[0] != event.bytes else None
         elif known is None:
-            self._storages[key] = (event.bytes, {event.tensor_id})
+            self._storages[key] = (event.bytes, event.tensor_id)
             change, fault = event.bytes, None
         else:
-            return 0, _alias_fault(event, *known)
+            return 0, self._add_alias(event, key, *known)
         self.live_bytes[event.device] = self.live_bytes.get(event.device, 0) + change
         return change, fault
 
-
-def _alias_fault(event: Memory, size_bytes: int, tensor_ids: set[Identifier]) -> AllocationFault | None:
-    if event.bytes != size_bytes:
-        return AllocationFault.SIZE_MISMATCH
-    if event.tensor_id in tensor_ids:
-        return AllocationFault.DUPLICATE
-    tensor_ids.add(event.tensor_id)
-    return None
+    def _add_alias(
+        self, event: Memory, key: tuple[str, Identifier], size_bytes: int, first_tensor: Identifier
+    ) -> AllocationFault | None:
+        if event.bytes != size_bytes:
+            return AllocationFault.SIZE_MISMATCH
+        aliases = self._aliases.setdefault(key, set())
+        if event.tensor_id == first_tensor or event.tensor_id in aliases:
+            return AllocationFault.DUPLICATE
+        aliases.add(event.tensor_id)
+        return None
