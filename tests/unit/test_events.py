@@ -15,194 +15,34 @@ from runspan.tracefile import events as events_module
 from runspan.tracefile._schemas import decode_meta
 from runspan.tracefile._untyped import unwrap
 from runspan.tracefile.events import (
-    Artifact,
-    Count,
-    Dropped,
-    Environment,
-    Event,
-    GitInfo,
     Metric,
     Metrics,
-    Observe,
     OtelContext,
     Param,
-    Scope,
     SegmentEnd,
-    SpanEnd,
-    SpanEvent,
-    SpanLink,
     SpanStart,
-    SpanStatus,
-    Step,
     Tag,
-    Terminal,
     TraceEvent,
     Unknown,
-    Usage,
     decode,
     encode,
     encode_plain,
     jsonable,
 )
+from support.trace_strategies import ATTRIBUTES, EVENTS, TEXT, UNTYPED, same, strict_json, with_jsonable_values
 from support.traces import make_meta
 
-_UINT = st.integers(0, 2**64 - 1)
-_TEXT = st.text(max_size=20)
-_NUMBER = st.integers(-(2**63), 2**64 - 1) | st.floats()
-#: Anything that JSON can hold, floats that it cannot included, and maps that look like the format's own.
-_UNTYPED = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | _TEXT,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(_TEXT | st.just("$float"), inner, max_size=4)
-        | st.fixed_dictionaries({"$float": inner})
-    ),
-    max_leaves=12,
-)
-_ATTRIBUTES = st.dictionaries(_TEXT | st.just("$float"), _UNTYPED, max_size=4)
 
-
-def _optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.none() | strategy
-
-
-_OTEL = st.builds(
-    OtelContext,
-    trace_id=_TEXT,
-    parent_span_id=_optional(_TEXT),
-    kind=_optional(_TEXT),
-    scope=_optional(st.builds(Scope, _TEXT, _optional(_TEXT))),
-    trace_state=_optional(_TEXT),
-    flags=_optional(st.integers(0, 255)),
-)
-_LINKS = st.lists(st.builds(SpanLink, _TEXT, _TEXT, _optional(_ATTRIBUTES)), min_size=1, max_size=2)
-_SPAN_EVENTS = st.lists(st.builds(SpanEvent, _TEXT, _UINT, _optional(_ATTRIBUTES)), min_size=1, max_size=2)
-_EVENTS: st.SearchStrategy[TraceEvent] = st.one_of(
-    st.builds(make_meta, resource=_ATTRIBUTES, tags=st.dictionaries(_TEXT, _TEXT), part=_optional(_UINT)),
-    st.builds(
-        Environment,
-        st.lists(_TEXT),
-        _TEXT,
-        _TEXT,
-        st.dictionaries(_TEXT, _TEXT),
-        _optional(st.builds(GitInfo, _TEXT, _optional(_TEXT), _optional(_TEXT))),
-    ),
-    st.builds(
-        SpanStart,
-        id=_TEXT,
-        parent_id=_optional(_TEXT),
-        name=_TEXT,
-        start_ns=_UINT,
-        time_unix_nano=_UINT,
-        span_kind=_TEXT,
-        measured=st.booleans(),
-        step=_optional(_TEXT),
-        attributes=_optional(_ATTRIBUTES),
-        otel=_OTEL,
-        links=_optional(_LINKS),
-    ),
-    st.builds(
-        SpanEnd,
-        id=_TEXT,
-        duration_ns=_UINT,
-        status=_optional(st.builds(SpanStatus, _TEXT, _optional(_TEXT))),
-        attributes=_optional(_ATTRIBUTES),
-        events=_optional(_SPAN_EVENTS),
-        links=_optional(_LINKS),
-        dropped=_optional(st.dictionaries(_TEXT, _UINT)),
-    ),
-    st.builds(Metric, _TEXT, _UINT, _NUMBER, _UINT, st.booleans()),
-    st.builds(
-        Metrics,
-        step=_optional(_UINT),
-        values=st.dictionaries(_TEXT, _NUMBER),
-        steps=_optional(st.dictionaries(_TEXT, _UINT)),
-        time_unix_nano=_UINT,
-    ),
-    st.builds(Count, key=_TEXT, value=_NUMBER, unit=_optional(_TEXT), time_unix_nano=_UINT),
-    st.builds(Observe, key=_TEXT, value=_NUMBER, unit=_optional(_TEXT), time_unix_nano=_UINT),
-    st.builds(Param, _TEXT, _UNTYPED),
-    st.builds(Tag, _TEXT, _TEXT),
-    st.builds(Artifact, _TEXT, _TEXT, _UINT, _optional(_UINT), _optional(_TEXT)),
-    st.builds(
-        Step,
-        step=_UINT,
-        duration_ns=_UINT,
-        data_ns=_optional(_UINT),
-        phases=_optional(st.dictionaries(_TEXT, _UINT)),
-        samples=_optional(_UINT),
-        tokens=_optional(_UINT),
-        total=_optional(_UINT),
-        time_unix_nano=_UINT,
-    ),
-    st.builds(Event, name=_TEXT, level=_TEXT, message=_TEXT, attributes=_optional(_ATTRIBUTES), time_unix_nano=_UINT),
-    st.builds(
-        Usage,
-        gpu_util=_optional(st.floats()),
-        cpu_util=_optional(st.floats()),
-        memory_used=_optional(_UINT),
-        timestamp_ns=_UINT,
-        time_unix_nano=_UINT,
-    ),
-    st.builds(Dropped, _TEXT, _TEXT, _UINT),
-    st.builds(SegmentEnd, _TEXT),
-    st.builds(Terminal, _TEXT, _UINT, _TEXT, _optional(_TEXT)),
-)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise AssertionError(f"bare {name} in JSON")
-
-
-def _strict(line: bytes) -> dict[str, Any]:
-    """Parse a line as the strictest of readers would."""
-    assert line.endswith(b"\n")
-    assert line.count(b"\n") == 1
-    fields = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
-    assert isinstance(fields, dict)
-    return fields
-
-
-def _with_jsonable_values(event: TraceEvent) -> TraceEvent:
-    """Return the event as recording code hands it to encode: untyped values made jsonable."""
-    fields = {name: getattr(event, name) for name in event.__struct_fields__}
-    for name in ("attributes", "resource", *(("value",) if isinstance(event, Param) else ())):
-        if fields.get(name) is not None:
-            untyped = fields[name]
-            fields[name] = (
-                {key: jsonable(value) for key, value in untyped.items()} if name != "value" else jsonable(untyped)
-            )
-    for name in ("events", "links"):
-        if fields.get(name) is not None:
-            fields[name] = [_with_jsonable_values(item) for item in fields[name]]
-    return type(event)(**fields)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Compare by value and type, NaN equal to itself."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, float):
-        return one == other or (math.isnan(one) and math.isnan(other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if hasattr(one, "__struct_fields__"):
-        return all(_same(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__)
-    return bool(one == other)
-
-
-@given(st.lists(_EVENTS, max_size=6))
+@given(st.lists(EVENTS, max_size=6))
 def test_any_events_round_trip_and_every_line_is_strict_json(events: list[TraceEvent]) -> None:
     """Case 35: NaN and infinities anywhere, a strict parser takes every line, and reading gives the same events."""
     for event in events:
-        line = encode(_with_jsonable_values(event))
-        assert next(iter(_strict(line))) == "kind"
-        assert _same(decode(line), event)
+        line = encode(with_jsonable_values(event))
+        assert next(iter(strict_json(line))) == "kind"
+        assert same(decode(line), event)
 
 
-@given(_TEXT, _ATTRIBUTES)
+@given(TEXT, ATTRIBUTES)
 def test_unknown_kinds_are_kept_as_they_stand(kind: str, fields: dict[str, Any]) -> None:
     """A line of a kind that this version does not know is kept, and written as it was."""
     fields = {key: jsonable(value) for key, value in fields.items() if key != "kind"}
@@ -261,12 +101,12 @@ def test_floats_are_exact(value: float) -> None:
     """Case 17: 1.0, NaN and both infinities come back as they were logged, floats as floats."""
     read = decode(encode(Metric("loss", 0, value, 1)))
     assert isinstance(read, Metric)
-    assert _same(read.value, value)
+    assert same(read.value, value)
 
 
 def test_a_surrogate_next_to_a_non_finite_float_is_no_obstacle() -> None:
     """Both repairs at once: the key's surrogate is replaced, the value is named."""
-    assert _strict(encode(Metrics(values={"\udc00": math.nan}, time_unix_nano=1)))["values"] == {"\ufffd": "NaN"}
+    assert strict_json(encode(Metrics(values={"\udc00": math.nan}, time_unix_nano=1)))["values"] == {"\ufffd": "NaN"}
 
 
 def test_encode_plain_is_encode_for_finite_values() -> None:
@@ -396,7 +236,7 @@ class _TextSubclass(str):
 )
 def test_jsonable_keeps_what_it_can(value: object, expected: object) -> None:
     """Cases 9 and 10: numpy scalars become exact Python numbers, big integers text, anything else its text."""
-    assert _same(jsonable(value), expected)
+    assert same(jsonable(value), expected)
 
 
 def test_jsonable_takes_what_raises_when_looked_at() -> None:
@@ -404,7 +244,7 @@ def test_jsonable_takes_what_raises_when_looked_at() -> None:
     assert jsonable([16**10_000]) == ["0x1" + "0" * 10_000]
     assert jsonable({16**10_000: 1}) == {"0x1" + "0" * 10_000: 1}
     for value in (_GoneProxy(), [_GoneProxy()]):
-        _strict(encode(Param("proxy", jsonable(value))))
+        strict_json(encode(Param("proxy", jsonable(value))))
 
 
 def test_jsonable_cuts_what_has_no_end() -> None:
@@ -444,14 +284,14 @@ _ANY_VALUE = st.recursive(
 def test_jsonable_takes_anything(value: object) -> None:
     """Whatever a user hands over, surrogates and huge integers included, becomes a strict line that can be read."""
     line = encode(Param("any", jsonable(value)))
-    _strict(line)
+    strict_json(line)
     assert isinstance(decode(line), Param)
 
 
-@given(_UNTYPED)
+@given(UNTYPED)
 def test_unwrap_undoes_jsonable(value: object) -> None:
     """Floats and maps that look like wrapped floats come back as they were."""
-    assert _same(unwrap(jsonable(value)), value)
+    assert same(unwrap(jsonable(value)), value)
 
 
 def test_every_public_name_of_events_exists() -> None:
