@@ -16,7 +16,7 @@ from runspan.records import ResourceSnapshot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CgroupMemory", "GpuUsage", "ProcessUsage", "SystemUsage", "UsageSampler", "cgroup_memory"]
+__all__ = ["CgroupMemory", "GpuUsage", "NvmlDevice", "ProcessUsage", "SystemUsage", "UsageSampler", "cgroup_memory"]
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ class UsageSampler:
     ) -> None:
         self._proc = proc
         self._cgroup_root = cgroup_root
-        self._gpu = _Gpu(_device_entry(local_rank, device, visible_devices))
+        self._gpu = NvmlDevice(_device_entry(local_rank, device, visible_devices))
         self._cpu_times = _measured(_cpu_times)
         self._cpu_util: float | None = None
 
@@ -254,26 +254,32 @@ def _device_entry(local_rank: int, device: str, visible_devices: str | None) -> 
     return entry if entry and not entry.startswith("-") else None
 
 
-class _Gpu:
-    """One device by NVML, given up on for good when NVML or the device is not there."""
+class NvmlDevice:
+    """One device by NVML, given up on for good when NVML or the device is not there.
+
+    Args:
+        entry: the device as NVML knows it, a number or a UUID; None: there is none.
+    """
 
     def __init__(self, entry: str | None) -> None:
         self._entry = entry
         self._nvml: Any = None
         self._pid = 0
 
+    def query(self, ask: Callable[[Any, Any], T]) -> T | None:
+        """Return what ``ask(nvml, handle)`` measures, None where the device or its driver does not tell."""
+        opened = self._opened()
+        return None if opened is None else _measured(lambda: ask(*opened))
+
     def usage(self) -> GpuUsage | None:
-        if self._entry is None:
+        """Return the device's usage, None when it is not there."""
+        opened = self._opened()
+        if opened is None:
             return None
+        nvml, handle = opened
         try:
-            nvml = self._loaded()
-            handle = (
-                nvml.nvmlDeviceGetHandleByIndex(int(self._entry))
-                if self._entry.isdecimal()
-                else nvml.nvmlDeviceGetHandleByUUID(self._entry)
-            )
             uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-        except Exception:  # noqa: BLE001 - no package, no driver, no such device: unmeasured, whatever the reason
+        except Exception:  # noqa: BLE001 - as in _opened
             self._entry = None
             return None
         rates = _measured(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
@@ -288,6 +294,22 @@ class _Gpu:
             temperature_c=_measured(lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
             power_w=None if milliwatts is None else milliwatts / 1000,
         )
+
+    def _opened(self) -> tuple[Any, Any] | None:
+        """Return NVML and the device's handle."""
+        if self._entry is None:
+            return None
+        try:
+            nvml = self._loaded()
+            handle = (
+                nvml.nvmlDeviceGetHandleByIndex(int(self._entry))
+                if self._entry.isdecimal()
+                else nvml.nvmlDeviceGetHandleByUUID(self._entry)
+            )
+        except Exception:  # noqa: BLE001 - no package, no driver, no such device: unmeasured, whatever the reason
+            self._entry = None
+            return None
+        return nvml, handle
 
     def _loaded(self) -> Any:
         """Return NVML, initialised in this process: a forked child must do so itself."""
