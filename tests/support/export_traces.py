@@ -42,8 +42,8 @@ def write_trace(folder: Path, *events: TraceEvent, rank: int = 0, **name: Any) -
 def make_exported_run(directory: Path, *, ranks: int = 2) -> list[Path]:
     """Write a run whose ranks have spans, steps, metrics (one NaN), an event and a captured step; return its traces."""
     for rank in range(ranks):
-        outer, outer_end = span_events("aa", "rank", 0, 1_000_000_007)
-        inner, inner_end = span_events("ab", "evaluate", 1_500, 2_001, "aa")
+        outer, outer_end = span_events("aa" * 8, "rank", 0, 1_000_000_007)
+        inner, inner_end = span_events("ab" * 8, "evaluate", 1_500, 2_001, "aa" * 8)
         steps = [
             Step(step=number, duration_ns=1_000_000, time_unix_nano=START_UNIX_NANO + 2_000_000 * (number + 1))
             for number in range(3)
@@ -66,8 +66,8 @@ def make_exported_run(directory: Path, *, ranks: int = 2) -> list[Path]:
             outer_end,
             rank=rank,
         )
-        root, root_end = span_events("ba", "step", 10 * rank, 5_000)
-        child, child_end = span_events("bb", "forward", 100 + 10 * rank, 3_000, "ba")
+        root, root_end = span_events("ba" * 8, "step", 10 * rank, 5_000)
+        child, child_end = span_events("bb" * 8, "forward", 100 + 10 * rank, 3_000, "ba" * 8)
         write_trace(directory / "captures" / CAPTURE, root, child, child_end, root_end, rank=rank)
     return trace_files(directory)
 

@@ -1,0 +1,204 @@
+"""``runspan trace export``: a trace made into what other programs read."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, StorageOption
+from runspan.cli._output import counted, note, open_console, print_json, say
+from runspan.cli._workspace import Workspace
+from runspan.cli.trace._target import TraceArgument, find_trace_files
+from runspan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runspan.replay import ReplayReport
+
+__all__ = ["register"]
+
+_PARTIAL = 1
+_STDOUT = "-"
+
+
+_HELP = """Export a trace, or all traces of a run, with the steps that they captured.
+
+\b
+  perfetto    Chrome trace JSON for ui.perfetto.dev, one track a rank
+  speedscope  profiles for speedscope.app, one a rank
+  folded      a line a stack with its self time in ns, for flame graphs
+  parquet     a folder of tables for DuckDB, Spark, Polars (runspan[sql])
+  html        one page for any browser, without a network
+  otlp        the spans to an endpoint, equal to what a live run sends
+
+The output takes its name when all of it is written. A trace without a first line is told of and left out; the exit code
+is then 1, as it is when an endpoint did not take everything.
+"""
+
+
+class _Format(StrEnum):
+    """What a trace can be exported to."""
+
+    PERFETTO = "perfetto"
+    SPEEDSCOPE = "speedscope"
+    FOLDED = "folded"
+    PARQUET = "parquet"
+    HTML = "html"
+    OTLP = "otlp"
+
+
+class _Writer(msgspec.Struct, frozen=True):
+    """What writes a format.
+
+    Attributes:
+        module: the module of :mod:`runspan.export` that has ``export_<module>(traces, output)``.
+        is_folder: whether it writes a folder of files.
+    """
+
+    module: str
+    is_folder: bool = False
+
+    def write(self, traces: Sequence[Path], output: Path) -> None:
+        """Write traces; the module is loaded for that."""
+        exporter = import_module(f"runspan.export.{self.module}")
+        getattr(exporter, f"export_{self.module}")(traces, output)
+
+
+_WRITERS = {
+    _Format.PERFETTO: _Writer("perfetto"),
+    _Format.SPEEDSCOPE: _Writer("speedscope"),
+    _Format.FOLDED: _Writer("folded"),
+    _Format.PARQUET: _Writer("parquet", is_folder=True),
+    _Format.HTML: _Writer("html"),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("export", help=_HELP, short_help="Make a trace into what other programs read.", epilog=EXIT_CODES)(
+        _export
+    )
+
+
+def _export(
+    trace: TraceArgument,
+    *,
+    to: Annotated[_Format, typer.Option("--to", help="What to make of it.")],
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="OUT", help="Where to; gzipped where a file ends with .gz; `-` for stdout."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an output that is there.")] = False,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Where to with --to otlp  [default: that of OTEL_EXPORTER_OTLP_ENDPOINT, if set]"
+        ),
+    ] = None,
+    json: JsonOption = False,
+    storage: StorageOption = None,
+    directory: DirOption = None,
+) -> None:
+    """Write one format, or send to an endpoint."""
+    workspace = Workspace.resolve(storage, directory)
+    if to is _Format.OTLP:
+        if output is not None:
+            raise ConfigError("--to otlp writes no file: leave -o out, and name a collector with --endpoint")
+        _replay(find_trace_files(workspace, trace), endpoint, json=json)
+        return
+    if endpoint is not None:
+        raise ConfigError(f"--endpoint is where --to otlp sends; --to {to} writes a file: name it with -o")
+    if output is None:
+        raise ConfigError(f"--to {to} needs -o OUT, the {'folder' if _WRITERS[to].is_folder else 'file'} to write")
+    _write(_WRITERS[to], find_trace_files(workspace, trace), output, force=force, json=json)
+
+
+def _write(writer: _Writer, traces: Sequence[Path], output: str, *, force: bool, json: bool) -> None:
+    if output == _STDOUT:
+        if writer.is_folder or json:
+            raise ConfigError("stdout takes one document: give -o a path to write a folder, or to print --json")
+        _write_to_stdout(writer, traces)
+    else:
+        path = Path(output).expanduser()
+        if not force and path.exists():
+            raise ConfigError(f"{path} is there already: give another path, or replace it with --force")
+        with _spinner(f"writing {path}"):
+            writer.write(traces, path)
+    _tell(traces, output, json=json)
+
+
+def _write_to_stdout(writer: _Writer, traces: Sequence[Path]) -> None:
+    """Write a whole document or nothing: an error in the middle must not look like an answer."""
+    with tempfile.TemporaryDirectory(prefix="runspan-export-") as folder:
+        path = Path(folder) / "export"
+        with _spinner("exporting"):
+            writer.write(traces, path)
+        sys.stdout.flush()
+        with path.open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+
+
+def _tell(traces: Sequence[Path], output: str, *, json: bool) -> None:
+    from runspan.export._sources import find_sources  # noqa: PLC0415 - a command loads what it needs
+
+    sources = find_sources(traces)
+    if json:
+        print_json({"output": output, "traces": len(sources.traces), "left_out": sources.problems})
+    elif output != _STDOUT:
+        say(f"{output}: {counted(len(sources.traces), 'trace')}")
+    for problem in sources.problems:
+        note(f"left out: {problem}")
+    if sources.problems:
+        raise typer.Exit(_PARTIAL)
+
+
+def _replay(traces: Sequence[Path], endpoint: str | None, *, json: bool) -> None:
+    from runspan._endpoints import guess_protocol  # noqa: PLC0415 - a command loads what it needs
+    from runspan.config import TracingConfig  # noqa: PLC0415
+    from runspan.replay import ReplayOutcome, replay  # noqa: PLC0415
+
+    config = TracingConfig.from_env()
+    if endpoint is not None:
+        config = config.with_otlp_export(endpoint, guess_protocol(endpoint))
+    with _spinner("sending"):
+        report = replay(traces, config)
+    if json:
+        print_json(report)
+    else:
+        _print_replay(report)
+    if report.outcome is not ReplayOutcome.COMPLETE or report.warnings:
+        raise typer.Exit(_PARTIAL)
+
+
+def _print_replay(report: ReplayReport) -> None:
+    say(
+        f"{report.outcome}: {counted(report.spans, 'span')} and {counted(report.points, 'point')} sent,"
+        f" of {counted(report.traces, 'trace')}"
+    )
+    if report.spans_over_budget:
+        say(f"{counted(report.spans_over_budget, 'span')} beyond max_exported_spans left out, as in the live export")
+    if report.values_too_old:
+        say(f"{counted(report.values_too_old, 'value')} left out that a metrics store takes no more")
+    for reason, count in report.lost.items():
+        note(f"not taken: {count} ({reason})")
+    for warning in report.warnings:
+        note(warning)
+
+
+def _spinner(text: str) -> AbstractContextManager[Any]:
+    """Return what shows on a terminal's stderr that something is going on."""
+    console = open_console(stderr=True)
+    return console.status(text) if console.is_terminal else nullcontext()
