@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 import sys
 from contextlib import suppress
 from importlib import metadata
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runspan._git import Git, GitError
 from runspan.tracefile.events import Environment, GitInfo
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["GitState", "collect_environment", "default_entrypoint", "git_state", "script_stem"]
 
 _MAX_DIFF_BYTES = 1 << 20
-_GIT_TIMEOUT_S = 10.0
 
 
 class GitState(msgspec.Struct, frozen=True):
@@ -38,12 +37,14 @@ def git_state(redactor: Redactor) -> GitState:
     Without git, outside a repository, or where git refuses (another owner's repository), everything is None: training
     goes on without. Secrets in the remote and in the diff are hidden, and the diff is cut at 1 MiB.
     """
-    sha = _git("rev-parse", "--verify", "HEAD")
-    if sha is None:
+    try:
+        git = Git.around(Path.cwd())
+        sha = git.commit("HEAD")
+    except (GitError, OSError):  # OSError: the working directory was removed
         return GitState()
-    branch = _git("symbolic-ref", "--short", "-q", "HEAD")
-    remote = _git("config", "--get", "remote.origin.url")
-    diff = _git("diff", "--no-ext-diff", "--no-color", "HEAD")
+    branch = _answer(git, "symbolic-ref", "--short", "-q", "HEAD")
+    remote = _answer(git, "config", "--get", "remote.origin.url")
+    diff = _answer(git, "diff", "--no-ext-diff", "--no-color", "HEAD")
     return GitState(
         sha=sha,
         branch=branch or None,
@@ -97,19 +98,12 @@ def _working_directory() -> str:
         return ""
 
 
-def _git(*arguments: str) -> str | None:
-    """Run a git query; None when there is no answer."""
+def _answer(git: Git, *arguments: str) -> str | None:
+    """Ask git; None when there is no answer."""
     try:
-        result = subprocess.run(  # noqa: S603 - fixed arguments, no shell
-            ["git", *arguments],  # noqa: S607 - the user's git, wherever it is
-            capture_output=True,
-            timeout=_GIT_TIMEOUT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.SubprocessError):
+        return git.text(*arguments)
+    except GitError:
         return None
-    return result.stdout.decode("utf-8", "replace").strip() if result.returncode == 0 else None
 
 
 def _cut(diff: str) -> str:
