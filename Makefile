@@ -34,6 +34,7 @@ dashboards: $(INSTALLED)-dev
 
 bench: $(INSTALLED)-dev
 	$(BIN)/python benchmarks/hot_paths.py $(ARGS)
+	$(BIN)/python benchmarks/reading.py
 
 # Docker Compose reads .env itself: a password for Grafana's admin is made once.
 up:
