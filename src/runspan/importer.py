@@ -226,7 +226,8 @@ class _RunImport:
             self._storage.start_run(run_id, rank, attempt, time_unix_nano=meta.time_unix_nano)
         if terminal is None:
             state = reader.state
-            advice = "import it again later" if state.status is TraceStatus.RUNNING else "`runspan recover` ends it"
+            is_running = state.status is TraceStatus.RUNNING
+            advice = "import it again later" if is_running else "`runspan trace recover` ends it"
             self._warnings.append(f"{reader.path}: {state}; {advice}")
             return
         end_time = meta.time_unix_nano + terminal.timestamp_ns

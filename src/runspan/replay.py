@@ -35,8 +35,8 @@ __all__ = ["METRIC_WINDOW_S", "ReplayOutcome", "ReplayReport", "replay"]
 #: How far back metrics go: ``out_of_order_time_window`` of ``collector-config/prometheus``, less what the way takes.
 METRIC_WINDOW_S = 30 * 60 - 60
 #: How long a receiver may take nothing before the replay is given up.
-_PATIENCE_S = 30.0
-_POLL_S = 0.1
+_PATIENCE_S = 20.0
+_POLL_S = 0.05
 #: Spans a request, at most: the workers divide what is too large for one.
 _BATCH = 512
 _NS_A_SECOND = 1_000_000_000
@@ -131,11 +131,13 @@ class _Replay:
             _Stream(signal, to[signal], sender, parcels=read[signal](), ledger=self._ledger, warn=self._warn)
             for signal, sender in senders.items()
         ]
-        through = [stream.wait(patience_s) for stream in streams]
+        waiting = streams
+        while waiting := [stream for stream in waiting if not stream.is_over(patience_s)]:
+            time.sleep(_POLL_S)
         for stream in streams:
             stream.raise_defect()
         exported, dropped = self._ledger.exported, self._ledger.dropped
-        if not all(through):
+        if any(stream.was_given_up for stream in streams):
             outcome = ReplayOutcome.ABORTED
         else:
             outcome = ReplayOutcome.PARTIAL if dropped else ReplayOutcome.COMPLETE
@@ -214,6 +216,9 @@ class _Stream:
         parcels: read when the worker asks for more.
         ledger: counts what became of them.
         warn: told what the worker would log.
+
+    Attributes:
+        was_given_up: whether the receiver stopped taking anything.
     """
 
     def __init__(
@@ -229,11 +234,13 @@ class _Stream:
         from runspan.telemetry._worker import ExportWorker  # noqa: PLC0415 - as above
         from runspan.telemetry.exporter import place_of  # noqa: PLC0415 - as above
 
+        self.was_given_up = False
         self._signal = signal
         self._ledger = ledger
         self._parcels = parcels
         self._is_reading = False
         self._defect: Exception | None = None
+        self._settled_before, self._moved_s = -1, time.monotonic()
         self._worker: ExportWorker = ExportWorker(
             signal,
             sender,
@@ -248,17 +255,17 @@ class _Stream:
         )
         self._worker.start_drain(SystemClock.monotonic_ns() + _FOREVER_NS)
 
-    def wait(self, patience_s: float) -> bool:
-        """Wait for the end; give up when the receiver takes nothing for so long. Return whether all was sent."""
-        moved, since_s = -1, time.monotonic()
-        while not self._worker.wait(_POLL_S):
-            total = self._settled()
-            if total != moved or self._is_reading:
-                moved, since_s = total, time.monotonic()
-            elif time.monotonic() - since_s > patience_s:
-                self._worker.abandon()
-                return False
-        return True
+    def is_over(self, patience_s: float) -> bool:
+        """Whether it has ended; it is given up when the receiver has taken nothing for so long."""
+        if self._worker.wait(0):
+            return True
+        settled = self._settled()
+        if settled != self._settled_before or self._is_reading:
+            self._settled_before, self._moved_s = settled, time.monotonic()
+        elif time.monotonic() - self._moved_s > patience_s:
+            self._worker.abandon()
+            self.was_given_up = True
+        return self.was_given_up
 
     def raise_defect(self) -> None:
         """Raise what reading has raised on the worker's thread."""

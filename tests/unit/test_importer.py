@@ -169,7 +169,7 @@ def test_killed_run_is_imported_and_said_to_be_interrupted(storage: ExperimentSt
     assert storage.get_run_status("run-a") is RunStatus.RUNNING
     text = "\n".join(report.warnings)
     assert "cut" in text
-    assert "interrupted, last seen 2023-11-14T22:14:58.000Z; `runspan recover` ends it" in text
+    assert "interrupted, last seen 2023-11-14T22:14:58.000Z; `runspan trace recover` ends it" in text
 
 
 def test_bad_line_costs_only_itself(storage: ExperimentStorage, run_dir: Path) -> None:

@@ -16,6 +16,7 @@ from runspan._version import __version__
 from runspan.errors import TraceFormatError
 from runspan.semconv import Attr, SpanName
 from runspan.telemetry.limits import with_dropped
+from runspan.tracefile._state import read_head
 from runspan.tracefile.events import Meta, SpanEnd, SpanStart
 from runspan.tracefile.layout import RunDirectory, TraceName
 from runspan.tracefile.reader import read
@@ -71,8 +72,7 @@ def with_captures(traces: Sequence[Path]) -> list[Path]:
     for path in traces:
         name = TraceName.parse(path.name)
         if name is not None:
-            folder = path.parent.parent.parent if path.parent.parent.name == "ranks" else path.parent
-            attempts.setdefault(folder, set()).add((name.rank, name.attempt))
+            attempts.setdefault(_directory_of(path), set()).add((name.rank, name.attempt))
     for folder, wanted in attempts.items():
         for files in RunDirectory(folder).capture_files().values():
             given |= {path: None for name, path in files if not name.part and (name.rank, name.attempt) in wanted}
@@ -110,8 +110,8 @@ def _readable(reader: TraceReader, warn: Callable[[str], None]) -> Iterator[Trac
 class RecordedSpans:
     """The spans of several traces as a live run would have exported them, but for the bound of their number.
 
-    A resumed run has one ``run`` span of several attempts, all with its id: the newest is the one that holds, and it
-    comes last.
+    A resumed run has a ``run`` span of each attempt, all with one id: only that of the newest attempt in the run
+    directory is among them, whose content holds.
 
     Args:
         traces: the first part of each trace.
@@ -124,7 +124,6 @@ class RecordedSpans:
 
     def __iter__(self) -> Iterator[tuple[Meta, ReadableSpan]]:
         """Yield each sampled span with the meta of its trace; open are one file and its open spans."""
-        run_spans: dict[str, tuple[Meta, ReadableSpan]] = {}
         for path in self._traces:
             opened = open_trace(path, self._warn)
             if opened is None:
@@ -135,17 +134,39 @@ class RecordedSpans:
                 context = span.context
                 if context is None or not context.trace_flags.sampled:
                     continue
-                if f"{context.span_id:016x}" != meta.run_span_id:
+                if f"{context.span_id:016x}" != meta.run_span_id or not _is_superseded(path, meta):
                     yield meta, span
-                elif meta.run_id not in run_spans or run_spans[meta.run_id][0].process.attempt <= meta.process.attempt:
-                    run_spans[meta.run_id] = meta, span
             name = TraceName.parse(path.name)
             if reader.terminal is None and (name is None or name.child is None):
                 self._warn(f"{path}: {reader.state}: spans that have not ended are left out")
-        yield from run_spans.values()
 
     def _refuse(self, path: Path, problem: str) -> None:
         self._warn(f"{path}: {problem}")
+
+
+def _is_superseded(path: Path, meta: Meta) -> bool:
+    """Whether a later attempt of the same rank has a trace that can be read."""
+    name = TraceName.parse(path.name)
+    if name is None:
+        return False
+    later = RunDirectory(_directory_of(path)).attempts_of(name.rank)
+    return any(
+        attempt > meta.process.attempt and _has_head(path.with_name(TraceName(name.rank, attempt).filename))
+        for attempt in later
+    )
+
+
+def _directory_of(path: Path) -> Path:
+    """Return the run directory of a run trace's file."""
+    return path.parent.parent.parent if path.parent.parent.name == "ranks" else path.parent
+
+
+def _has_head(path: Path) -> bool:
+    try:
+        read_head(path)
+    except TraceFormatError:
+        return False
+    return True
 
 
 class _Rebuilder:

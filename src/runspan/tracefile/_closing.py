@@ -1,0 +1,393 @@
+"""Ends the trace of a process that was killed: its open spans, its torn last line, its terminal event.
+
+Every step leaves a trace that can be read, and that this can be done to again: a torn tail is cut first, then all
+that is missing is appended in one write.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from runspan.errors import ConfigError
+from runspan.records import RunStatus
+from runspan.semconv import Attr
+from runspan.tracefile._parts import MAX_LINE_BYTES, open_last
+from runspan.tracefile._state import event_time, is_blank
+from runspan.tracefile.events import (
+    DeviceMemory,
+    Dropped,
+    Event,
+    Memory,
+    Metric,
+    Metrics,
+    Op,
+    Param,
+    SpanEnd,
+    SpanStart,
+    SpanStatus,
+    Tag,
+    Terminal,
+    TraceEvent,
+    Usage,
+    encode,
+    jsonable,
+)
+from runspan.tracefile.reader import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from runspan.tracefile.events import Meta
+
+__all__ = ["INTERRUPTED", "ClosedTrace", "close_trace"]
+
+#: The reason of an end that a trace's own process did not write.
+INTERRUPTED = "interrupted"
+#: How much of a file is looked at from its end; more, where its last line is longer.
+_TAIL_BYTES = 64 << 10
+_GZIP_MAGIC = b"\x1f\x8b"
+_NEWLINE = ord("\n")
+#: White space, and the NUL bytes that a power loss leaves of data that was not written.
+_BLANK = b"\0 \t\r\n"
+_SEGMENT_END = b'{"kind":"segment_end"'
+#: What tells the trace's own time, on its monotonic clock.
+_ON_THE_CLOCK = (Op, Memory, DeviceMemory, Usage, Terminal)
+
+
+class ClosedTrace(msgspec.Struct, frozen=True):
+    """What was done to a trace.
+
+    Attributes:
+        path: any file of it.
+        spans_ended: spans that were open.
+        torn_bytes: bytes of a last line that was cut off, and is gone.
+        last_seen_unix_nano: wall time of its last whole line.
+    """
+
+    path: str
+    spans_ended: int
+    torn_bytes: int
+    last_seen_unix_nano: int
+
+
+def close_trace(path: Path, *, needs_terminal: bool, max_metric_keys: int) -> ClosedTrace | None:
+    """End the spans of a trace that are open, and the trace itself; None when there is nothing to end.
+
+    Nobody else may write to it meanwhile. Open spans end, innermost first, at the time of the last thing that the trace
+    tells of, with the status ``error`` and the reason ``interrupted``.
+
+    Args:
+        path: any file of the trace.
+        needs_terminal: whether it must have a terminal event, which a child process's trace need not.
+        max_metric_keys: last values that the ``run`` span gets as attributes, at most.
+
+    Raises:
+        TraceFormatError: it cannot be read.
+        ConfigError: it cannot be written.
+    """
+    scan = _scan(path, max_metric_keys)
+    if scan.is_finished or not (needs_terminal or scan.open_count):
+        return None
+    try:
+        cut = _cut_tail(path)
+        if cut is not None and cut.cut_bytes:
+            scan = _scan(path, max_metric_keys)  # a line that only NUL bytes stood behind counts from now on
+        torn_bytes = 0 if cut is None else cut.torn_bytes
+        told: list[TraceEvent] = [Dropped("file", "torn", 1)] if torn_bytes else []
+        ends = list(scan.ends())
+        if not scan.is_finished:
+            last = Terminal("failed", scan.elapsed_ns, RunStatus.FAILED, INTERRUPTED)
+            _append(path, scan.meta, [*told, *ends, *([last] if needs_terminal else [])])
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror or error}): it must be possible to write to the run directory"
+        ) from error
+    return ClosedTrace(str(path), len(ends), torn_bytes, scan.last_seen_unix_nano)
+
+
+def _scan(path: Path, max_metric_keys: int) -> _Scan:
+    with read(path, lenient=True) as reader:
+        scan = _Scan(reader.meta, max_metric_keys)
+        for event in reader:
+            scan.take(event)
+        scan.last_seen_unix_nano, scan.is_finished = reader.last_seen_unix_nano, reader.terminal is not None
+    return scan
+
+
+class _Scan:
+    """What a trace leaves open, and when it was last heard of.
+
+    Args:
+        meta: its meta event.
+        max_metric_keys: last values that are kept, at most.
+
+    Attributes:
+        elapsed_ns: the latest time that it tells of, from its start on.
+        open_count: spans that are open.
+        last_seen_unix_nano: the time of its last line, once it was read.
+        is_finished: whether that is a terminal event.
+    """
+
+    def __init__(self, meta: Meta, max_metric_keys: int) -> None:
+        self.elapsed_ns = self.open_count = self.last_seen_unix_nano = 0
+        self.is_finished = False
+        self.meta = meta
+        self._max_metric_keys = max_metric_keys
+        #: Oldest first; an id that is open more than once stands for as many spans.
+        self._open: dict[str, list[SpanStart]] = {}
+        #: What the wall clock shows at the trace's start, as far as it has not been set since.
+        self._wall_start_unix_nano = meta.time_unix_nano
+        self._told: dict[str, Any] = {}
+        self._last_values: dict[str, float] = {}
+
+    def take(self, event: TraceEvent) -> None:
+        """Take the next event."""
+        if isinstance(event, SpanStart):
+            self._open.setdefault(event.id, []).append(event)
+            self.open_count += 1
+            self._see(self._start_ns(event))
+        elif isinstance(event, SpanEnd):
+            start = self._pop(event.id)
+            if start is not None:
+                self._see(self._start_ns(start) + event.duration_ns)
+        elif isinstance(event, _ON_THE_CLOCK):
+            self._see(event.timestamp_ns)
+            if isinstance(event, Usage):
+                self._wall_start_unix_nano = event.time_unix_nano - event.timestamp_ns
+        else:
+            self._note(event)
+            time_unix_nano = event_time(event, self.meta)
+            if time_unix_nano is not None:
+                self._see(time_unix_nano - self._wall_start_unix_nano)
+
+    def ends(self) -> Iterator[SpanEnd]:
+        """Yield the ends of what is open, innermost first."""
+        for starts in reversed(list(self._open.values())):
+            for start in reversed(starts):
+                yield SpanEnd(
+                    id=start.id,
+                    duration_ns=max(0, self.elapsed_ns - self._start_ns(start)),
+                    status=SpanStatus("error", INTERRUPTED),
+                    attributes=self._run_attributes() if start.id == self.meta.run_span_id else None,
+                )
+
+    def _run_attributes(self) -> dict[str, Any]:
+        """Return what the ``run`` span is told at its end."""
+        values = {f"{Attr.METRIC_PREFIX}{key}": value for key, value in self._last_values.items()}
+        told = {**self._told, **values, Attr.RUN_STATUS: str(RunStatus.FAILED), Attr.RUN_END_REASON: INTERRUPTED}
+        return {key: jsonable(value) for key, value in told.items()}
+
+    def _start_ns(self, start: SpanStart) -> int:
+        """Return when a span started; before the trace did where an earlier attempt began it."""
+        before_ns = start.time_unix_nano - self.meta.time_unix_nano
+        return before_ns if before_ns < 0 and start.start_ns == 0 else start.start_ns
+
+    def _pop(self, span_id: str) -> SpanStart | None:
+        starts = self._open.get(span_id)
+        if starts is None:
+            return None
+        start = starts.pop()
+        self.open_count -= 1
+        if not starts:
+            del self._open[span_id]
+        return start
+
+    def _note(self, event: TraceEvent) -> None:
+        """Keep what the ``run`` span says at its end, and whether the wall clock was set."""
+        match event:
+            case Param():
+                self._told[f"{Attr.PARAM_PREFIX}{event.key}"] = event.value
+            case Tag():
+                self._told[f"{Attr.TAG_PREFIX}{event.key}"] = event.value
+            case Metric():
+                self._value(event.key, event.value)
+            case Metrics():
+                for key, value in event.values.items():
+                    self._value(key, value)
+            case Event(name="clock_skew", attributes={"step_ns": int(step_ns)}):
+                self._wall_start_unix_nano += step_ns
+            case _:
+                pass
+
+    def _value(self, key: str, value: float) -> None:
+        if key in self._last_values or len(self._last_values) < self._max_metric_keys:
+            self._last_values[key] = value
+
+    def _see(self, elapsed_ns: int) -> None:
+        self.elapsed_ns = max(self.elapsed_ns, elapsed_ns)
+
+
+def _cut_tail(path: Path) -> _End | None:
+    """Cut what stands behind the last whole line of a trace, and return what was there.
+
+    A compressed part stays as it is, and is None: readers pass over its torn end.
+    """
+    with closing(open_last(path)) as last:
+        file = last.path
+    if _is_packed(file):
+        return None
+    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        end = _find_end(descriptor)
+        if end.cut_bytes:
+            os.ftruncate(descriptor, end.size)
+        if not end.has_newline:
+            os.write(descriptor, b"\n")
+    finally:
+        os.close(descriptor)
+    return end
+
+
+def _append(path: Path, meta: Meta, events: list[TraceEvent]) -> None:
+    """Append events to a trace that ends in a whole line, in one piece, on the disk when this returns.
+
+    A last part that is compressed, or says that another follows, stays as it is: the events become the next part.
+    """
+    with closing(open_last(path)) as last:
+        file, name = last.path, last.name
+    if not _is_packed(file):
+        descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            end = _find_end(descriptor)
+            if not end.is_segment_end or name is None:
+                part = None if name is None else name.part or None
+                # Without a line the part had just begun.
+                opening = [] if end.size else [msgspec.structs.replace(meta, part=part)]
+                _append_to(descriptor, end.size, b"".join(map(encode, [*opening, *events])))
+                return
+        finally:
+            os.close(descriptor)
+    if name is None:
+        raise OSError(None, "it is compressed, and has no name that another part could follow")
+    following = name.next_part()
+    opening = [msgspec.structs.replace(meta, part=following.part)]
+    _create(file.with_name(following.filename), b"".join(map(encode, [*opening, *events])))
+
+
+def _append_to(descriptor: int, size: int, data: bytes) -> None:
+    """Write at the end of a file of this size; what a full disk does not take is cut off again."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
+        os.fsync(descriptor)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(descriptor, size)
+        raise
+
+
+class _End(msgspec.Struct, frozen=True):
+    """Where the whole lines of a file end.
+
+    Attributes:
+        size: bytes up to there.
+        cut_bytes: bytes behind it.
+        torn_bytes: those of them that are neither white space nor NUL bytes.
+        has_newline: whether the last whole line has its newline; also where there is no line.
+        is_segment_end: whether that line says that another part follows.
+    """
+
+    size: int
+    cut_bytes: int
+    torn_bytes: int
+    has_newline: bool
+    is_segment_end: bool
+
+
+def _find_end(descriptor: int) -> _End:
+    """Look for the last line that is whole, from the end on: everything before it stays.
+
+    Raises:
+        OSError: the file cannot be read, or ends in more bytes without a newline than a line may have.
+    """
+    total = os.fstat(descriptor).st_size
+    window = _TAIL_BYTES
+    while True:
+        begin = max(0, total - window)
+        data = _read_at(descriptor, begin, total - begin)
+        end = _last_line_in(data, begin)
+        if end is not None:
+            return end
+        if begin == 0:
+            torn_bytes = len(data.strip(_BLANK))
+            return _End(0, total, torn_bytes, has_newline=True, is_segment_end=False)
+        if window > MAX_LINE_BYTES:
+            raise OSError(None, f"its last {MAX_LINE_BYTES} bytes hold no line")
+        window = min(window * 8, 2 * MAX_LINE_BYTES)
+
+
+def _last_line_in(data: bytes, offset: int) -> _End | None:
+    """Find the last whole line in the bytes that a file ends with.
+
+    Args:
+        data: these bytes.
+        offset: where in the file they begin.
+    """
+    stop = len(data)
+    while stop > 0:
+        has_newline = data[stop - 1] == _NEWLINE
+        begin = data.rfind(b"\n", 0, stop - has_newline) + 1
+        if begin == 0 and offset > 0:
+            return None  # it may have begun before
+        line = data[begin : stop - has_newline]
+        if not is_blank(line) and _is_whole(line):
+            size = stop if has_newline else begin + len(line.rstrip(_BLANK))
+            is_segment_end = line.lstrip(b"\0").startswith(_SEGMENT_END)
+            return _End(offset + size, len(data) - size, len(data[size:].strip(_BLANK)), has_newline, is_segment_end)
+        stop = begin
+    return None
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether a line is JSON, so that no cut explains what is wrong with it, if anything is."""
+    try:
+        msgspec.json.decode(line.strip(_BLANK))
+    except msgspec.ValidationError:
+        return True
+    except msgspec.DecodeError:
+        return False
+    except RecursionError:
+        return True
+    return True
+
+
+def _read_at(descriptor: int, offset: int, size: int) -> bytes:
+    pieces = []
+    while size > 0 and (piece := os.pread(descriptor, size, offset)):
+        pieces.append(piece)
+        offset += len(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+def _is_packed(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+
+
+def _create(path: Path, data: bytes) -> None:
+    """Create a file whole; one that is there already is not touched.
+
+    Raises:
+        FileExistsError: it is.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # a rename would replace another process's
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
