@@ -119,9 +119,9 @@ def capture() -> Iterator[TraceEvent]:
     while True:
         at_ns = number * 10_000
         name, tensor_id, size = "aten::linear", 94_000_000_000_000 + number * 64, 6_291_456
-        sizes = {"output_dense_bytes": size, "input_dense_bytes": 2 * size}
+        sizes: dict[str, Any] = {"output_dense_bytes": size, "input_dense_bytes": 2 * size}
         for offset in (0, 1):
-            inputs = [tensor_id - 64, tensor_id - 128]
+            inputs: list[int | str] = [tensor_id - 64, tensor_id - 128]
             yield Op(**place, op_name=name, inputs=inputs, duration_ns=8_000, timestamp_ns=at_ns + offset, **sizes)
         yield Tensor(**place, tensor_id=tensor_id, requires_grad=True, dense_bytes=size, category="activation")
         storage: dict[str, Any] = {
