@@ -231,9 +231,12 @@ class TraceStream:
             return None
         if content != line:
             try:
-                return self._decoder.decode(content)
+                event = self._decoder.decode(content)
+                check_integers(event)
             except TraceFormatError as content_error:
                 error = content_error
+            else:
+                return event
         if isinstance(line, RefusedLine) or not _is_json(content):
             self._suspect = _torn(part, line, str(error))
             self._watchful = True
