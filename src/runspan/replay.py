@@ -163,7 +163,7 @@ class _Replay:
         limits, most = self._config.otel.limits, self._config.max_exported_spans
         budgets: dict[tuple[str, int, int], SpanBudget] = {}
         batch = []
-        for meta, span in RecordedSpans(self._traces, self._warn):
+        for meta, span in RecordedSpans(self._traces, self._warn, self._warn):
             process = meta.process
             key = meta.run_id, process.rank, process.attempt
             budget = budgets.get(key)

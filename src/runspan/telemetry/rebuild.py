@@ -79,7 +79,7 @@ def with_captures(traces: Sequence[Path]) -> list[Path]:
     return list(given)
 
 
-def open_trace(path: Path, warn: Callable[[str], None]) -> tuple[TraceReader, Iterator[TraceEvent]] | None:
+def open_trace(path: Path, warn: Callable[[str], object]) -> tuple[TraceReader, Iterator[TraceEvent]] | None:
     """Open a trace that may be damaged: its events end where it cannot be read on.
 
     Args:
@@ -97,7 +97,7 @@ def open_trace(path: Path, warn: Callable[[str], None]) -> tuple[TraceReader, It
     return reader, _readable(reader, warn)
 
 
-def _readable(reader: TraceReader, warn: Callable[[str], None]) -> Iterator[TraceEvent]:
+def _readable(reader: TraceReader, warn: Callable[[str], object]) -> Iterator[TraceEvent]:
     with reader:
         try:
             yield from reader
@@ -115,12 +115,14 @@ class RecordedSpans:
 
     Args:
         traces: the first part of each trace.
-        warn: told of what cannot be read, and of spans that have not ended; each message names the file.
+        warn: told of what cannot be read; each message names the file.
+        unended: told of traces without an end, whose open spans are left out, likewise.
     """
 
-    def __init__(self, traces: Sequence[Path], warn: Callable[[str], None]) -> None:
+    def __init__(self, traces: Sequence[Path], warn: Callable[[str], object], unended: Callable[[str], object]) -> None:
         self._traces = traces
         self._warn = warn
+        self._unended = unended
 
     def __iter__(self) -> Iterator[tuple[Meta, ReadableSpan]]:
         """Yield each sampled span with the meta of its trace; open are one file and its open spans."""
@@ -138,7 +140,7 @@ class RecordedSpans:
                     yield meta, span
             name = TraceName.parse(path.name)
             if reader.terminal is None and (name is None or name.child is None):
-                self._warn(f"{path}: {reader.state}: spans that have not ended are left out")
+                self._unended(f"{path}: {reader.state}: spans that have not ended are left out")
 
     def _refuse(self, path: Path, problem: str) -> None:
         self._warn(f"{path}: {problem}")

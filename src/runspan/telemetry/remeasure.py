@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["RecordedMetrics"]
 
 _NS_A_SECOND = 1_000_000_000
+_NS_A_MILLISECOND = 1_000_000
 
 
 class RecordedMetrics:
@@ -61,6 +62,7 @@ class RecordedMetrics:
         self._interval_ns = int(interval_s * _NS_A_SECOND)
         self._since_unix_nano = since_unix_nano
         self._now_unix_nano = meta.time_unix_nano
+        self._collected_unix_nano = 0
         self._next_unix_nano = meta.time_unix_nano + self._interval_ns
         self._nonfinite: dict[str, int] = {}
         self._latest: dict[str, float] = {}
@@ -100,20 +102,21 @@ class RecordedMetrics:
         terminal: Terminal | None = None
         for event in events:
             time_unix_nano = event_time(event, self._meta)
-            if time_unix_nano is not None:
-                if time_unix_nano >= self._next_unix_nano:
-                    yield from self._collect(max(self._next_unix_nano, self._now_unix_nano))
-                    self._next_unix_nano = max(self._next_unix_nano, time_unix_nano) + self._interval_ns
-                self._now_unix_nano = max(self._now_unix_nano, time_unix_nano)
-            self._take(event)
             if isinstance(event, Terminal):
                 terminal = event
+            elif time_unix_nano is not None and time_unix_nano >= self._next_unix_nano:
+                yield from self._collect(max(self._next_unix_nano, self._now_unix_nano))
+                self._next_unix_nano = max(self._next_unix_nano, time_unix_nano) + self._interval_ns
+            self._now_unix_nano = max(self._now_unix_nano, time_unix_nano or 0)
+            self._take(event)
         if terminal is not None:
             self._state.status = terminal.final_status
-        yield from self._collect(self._now_unix_nano, final=terminal is not None)
+        # A metrics store takes one point of a series a millisecond.
+        last_unix_nano = max(self._now_unix_nano, self._collected_unix_nano + _NS_A_MILLISECOND)
+        yield from self._collect(last_unix_nano, final=terminal is not None)
 
     def _collect(self, time_unix_nano: int, *, final: bool = False) -> Iterator[ExportMetricsServiceRequest]:
-        self._now_unix_nano = time_unix_nano
+        self._now_unix_nano = self._collected_unix_nano = time_unix_nano
         if time_unix_nano >= self._since_unix_nano:
             yield self._collector.collect(final=final)
         else:

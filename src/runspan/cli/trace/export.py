@@ -39,6 +39,7 @@ _HELP = """Export a trace, or all traces of a run, with the steps that they capt
   folded      a line a stack with its self time in ns, for flame graphs
   parquet     a folder of tables for DuckDB, Spark, Polars (runspan[sql])
   html        one page for any browser, without a network
+  otlp-json   a folder of OTLP/JSON, one file a signal
   otlp        the spans to an endpoint, equal to what a live run sends
 
 The output takes its name when all of it is written. A trace without a first line is told of and left out; the exit code
@@ -54,6 +55,7 @@ class _Format(StrEnum):
     FOLDED = "folded"
     PARQUET = "parquet"
     HTML = "html"
+    OTLP_JSON = "otlp-json"
     OTLP = "otlp"
 
 
@@ -80,6 +82,7 @@ _WRITERS = {
     _Format.FOLDED: _Writer("folded"),
     _Format.PARQUET: _Writer("parquet", is_folder=True),
     _Format.HTML: _Writer("html"),
+    _Format.OTLP_JSON: _Writer("otlp_json", is_folder=True),
 }
 
 
