@@ -116,7 +116,8 @@ class _Captures:
         name = TraceName.parse(trace.name)
         if name is None or _capture_of(trace) is not None:
             return ()
-        directory = trace.parent.parent.parent if trace.parent.parent.name == _RANKS else trace.parent
+        folder = trace.absolute().parent
+        directory = folder.parent.parent if folder.parent.name == _RANKS else folder
         if directory not in self._files:
             by_stem: dict[str, list[tuple[str, Path]]] = {}
             for capture, files in RunDirectory(directory).capture_files().items():

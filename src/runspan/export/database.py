@@ -240,6 +240,10 @@ def _check(sql: str) -> None:
 def _errors_explained() -> Iterator[None]:
     try:
         yield
+    except RuntimeError as error:
+        if str(error) == "Query interrupted":  # how DuckDB tells of Ctrl-C
+            raise KeyboardInterrupt from None
+        raise
     except _duckdb().Error as error:
         reason = str(error).partition("\n\nLINE ")[0]
         raise ConfigError(
