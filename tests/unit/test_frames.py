@@ -1,0 +1,216 @@
+"""Frames of run directories: what they show, and that looking often shows the same as looking once."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from runspan.directory_frames import DirectoryFrames
+from runspan.errors import TraceFormatError
+from runspan.frames import INTERRUPTED, SHOWN_POINTS, FrameSource, frame_of
+from runspan.records import AlertLevel, ResourceSnapshot, Trend
+from runspan.tracefile.events import SCHEMA, Event, Metrics, Step, Usage, encode
+from runspan.tracefile.layout import TraceName
+from support.cli import make_step
+from support.traces import (
+    START_UNIX_NANO,
+    FixedClock,
+    make_meta,
+    make_metric,
+    make_terminal,
+    write_lines,
+    write_parts,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runspan._rank_tally import TakenPoints
+    from runspan.tracefile.events import Meta, TraceEvent
+
+
+def alone(rank: int = 0, attempt: int = 0, world_size: int = 1) -> Meta:
+    """Return the meta event of a rank of a run of so many."""
+    meta = make_meta(rank, attempt)
+    return msgspec.structs.replace(meta, process=msgspec.structs.replace(meta.process, world_size=world_size))
+
+
+def step(number: int, at_s: float, *, total: int | None = None, **phases_ms: float) -> Step:
+    """Return a step that ended so many seconds after the start."""
+    return msgspec.structs.replace(
+        make_step(number, **(phases_ms or {"forward": 10.0})),
+        total=total,
+        time_unix_nano=START_UNIX_NANO + int(at_s * 1e9),
+    )
+
+
+def alert(title: str, at_s: float, level: str = "error") -> Event:
+    """Return an alert's event."""
+    return Event(
+        name="alert",
+        level=level,
+        message=title,
+        attributes={"text": "more", "rule": "loss_spike"},
+        time_unix_nano=START_UNIX_NANO + int(at_s * 1e9),
+    )
+
+
+def test_a_frame_has_all_that_a_display_shows(tmp_path: Path) -> None:
+    """Identity, status, steps, rate, ETA, metrics with trend, usage and alerts come from the files alone."""
+    usage = Usage(cpu_util=0.5, memory_used=3, memory_total=4, timestamp_ns=0, time_unix_nano=START_UNIX_NANO)
+    events: list[TraceEvent] = [usage]
+    for number in range(10):
+        events += [step(number, number / 2, total=40), make_metric(number, at_s=number / 2)]
+    write_lines(tmp_path / "rank-00000.jsonl", [alone(), *events, alert("loss jumped", 4.5)])
+    frame = frame_of(tmp_path, clock=FixedClock(6))
+    assert (frame.run.run_id, frame.run.world_size, frame.status) == ("run-a", 1, "running")
+    assert (frame.start_unix_nano, frame.end_unix_nano) == (START_UNIX_NANO, None)
+    assert frame.last_seen_unix_nano == START_UNIX_NANO + 4_500_000_000
+    (rank,) = frame.ranks
+    assert (rank.steps, rank.last_step, rank.loop_done, rank.loop_total, rank.step_ns) == (10, 9, 10, 40, 10e6)
+    assert (frame.step_rate_hz, frame.eta_s) == (2.0, 15.0)
+    (metric,) = frame.metrics
+    assert (metric.key, metric.rank, metric.count, metric.latest, metric.trend) == ("loss", 0, 10, 2.25, Trend.RISING)
+    assert [point.step for point in metric.points] == list(range(10))
+    assert frame.usage == ResourceSnapshot(cpu_util=0.5, memory_used=3, memory_total=4)
+    (found,) = frame.alerts
+    assert (found.title, found.text, found.rule, found.level) == (
+        "loss jumped", "more", "loss_spike", AlertLevel.ERROR,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("endings", "seconds", "status"),
+    [
+        (("success", "failed"), 1, "failed"),
+        (("success", None), 5, "running"),
+        (("success", None), 500, INTERRUPTED),
+        (("success",), 5, INTERRUPTED),
+        (("success", "success"), 5, "success"),
+    ],
+)
+def test_the_status_is_that_of_all_ranks(
+    tmp_path: Path, endings: tuple[str | None, ...], seconds: float, status: str
+) -> None:
+    """A run runs while a rank does, ends with the worst of its ranks, and is interrupted where an end is missing."""
+    for rank, ending in enumerate(endings):
+        terminal = [] if ending is None else [msgspec.structs.replace(make_terminal(), status=ending, reason="r")]
+        lines: list[TraceEvent] = [alone(rank, world_size=2), make_metric(0), *terminal]
+        write_lines(tmp_path / TraceName(rank).filename, lines)
+    frame = frame_of(tmp_path, clock=FixedClock(seconds))
+    assert frame.status == status
+    assert frame.is_final == (status != "running")
+    assert (frame.end_unix_nano is None) == (status in {"running", INTERRUPTED})
+
+
+def test_the_slow_rank_is_named_by_its_own_work(tmp_path: Path) -> None:
+    """In lockstep all steps take as long; the rank that does not wait for the others is the slow one."""
+    for rank, own_ms in enumerate((10.0, 40.0, 10.0)):
+        steps = [step(number, number, forward=own_ms, all_reduce=50.0 - own_ms) for number in range(8)]
+        write_lines(tmp_path / TraceName(rank).filename, [alone(rank, world_size=3), *steps])
+    frame = frame_of(tmp_path, clock=FixedClock(9))
+    assert frame.slow_rank == 1
+    assert [(rank.step_ns, rank.own_step_ns) for rank in frame.ranks] == [(50e6, 10e6), (50e6, 40e6), (50e6, 10e6)]
+
+
+def test_looking_often_shows_what_looking_once_does(tmp_path: Path) -> None:
+    """Frames of a growing run, cut at any byte, end in the frame of the whole one; each point is taken once."""
+    path = tmp_path / "rank-00000.jsonl"
+    events: list[TraceEvent] = [alone()]
+    for number in range(40):
+        several = Metrics(values={"a": 1.0, "é": math.nan}, steps={"a": number}, time_unix_nano=START_UNIX_NANO)
+        events += [step(number, number / 4, total=16), make_metric(number, at_s=number), several]
+    data = b"".join(map(encode, [*events, alert("late", 40), make_terminal(50)]))
+    whole_line = len(encode(events[0]))
+    path.write_bytes(data[:whole_line])
+    taken: list[TakenPoints] = []
+    frames = DirectoryFrames(tmp_path, clock=FixedClock(60), taken=taken.append)
+    assert isinstance(frames, FrameSource)
+    for cut in range(whole_line, len(data) + 97, 97):
+        path.write_bytes(data[:cut])
+        frames.frame()
+    assert [point.step for each in taken for point in each.points if point.key == "loss"] == list(range(40))
+    assert [point.step for each in taken for point in each.points if point.key == "a"] == list(range(40))
+    frame = frames.frame()
+    frames.close()
+    once = frame_of(tmp_path, clock=FixedClock(60))
+    assert msgspec.json.encode(frame) == msgspec.json.encode(once)
+    assert (frame.ranks[0].loop_done, frame.ranks[0].steps, frame.status) == (8, 40, "success")
+
+
+def test_parts_are_read_as_one_even_when_they_are_packed_meanwhile(tmp_path: Path) -> None:
+    """A trace goes on in its next part; a part that was gzipped in between is neither lost nor read twice."""
+    name = TraceName(0)
+    parts = [[make_metric(number) for number in range(first, first + 5)] for first in (0, 5, 10)]
+    paths = write_parts(tmp_path, name, parts)
+    last = paths[2].read_bytes()
+    paths[2].unlink()
+    taken: list[TakenPoints] = []
+    frames = DirectoryFrames(tmp_path, clock=FixedClock(1), taken=taken.append)
+    frames.look()
+    for path in paths[:2]:
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    paths[2].write_bytes(last)
+    frames.look()
+    frames.close()
+    assert [point.step for each in taken for point in each.points] == list(range(15))
+    assert all(former.after == latter.before for former, latter in pairwise(taken))
+
+
+def test_a_later_attempt_supersedes_what_it_repeats(tmp_path: Path) -> None:
+    """After a resume the curve has one point a step: those of the older attempt up to the newer's first step."""
+    older: list[TraceEvent] = [alone(), *(make_metric(number) for number in range(10))]
+    newer: list[TraceEvent] = [
+        alone(attempt=1),
+        *(make_metric(number, value=9.0) for number in range(6, 12)),
+        step(6, 1),
+    ]
+    write_lines(tmp_path / "rank-00000.jsonl", older)
+    write_lines(tmp_path / "rank-00000.attempt-1.jsonl", newer)
+    frame = frame_of(tmp_path, clock=FixedClock(1))
+    (metric,) = frame.metrics
+    assert [(point.step, point.value == 9.0) for point in metric.points] == [(n, n >= 6) for n in range(12)]
+    assert (frame.ranks[0].attempt, frame.ranks[0].steps, metric.count) == (1, 1, 16)
+
+
+def test_a_frame_is_bounded(tmp_path: Path) -> None:
+    """Points, alerts and metrics beyond what a display takes are left out; the metrics that are, are counted."""
+    many = [Metrics(step=0, values={f"m{n}": 0.5 for n in range(520)}, time_unix_nano=START_UNIX_NANO)]
+    points = [make_metric(number) for number in range(200)]
+    alerts = [alert(f"a{number}", number) for number in range(30)]
+    write_lines(tmp_path / "rank-00000.jsonl", [alone(), *points, *many, *alerts])
+    frame = frame_of(tmp_path, clock=FixedClock(1))
+    assert (len(frame.metrics), frame.metrics_left_out) == (500, 21)
+    assert [point.step for point in frame.metrics[0].points] == list(range(200 - SHOWN_POINTS, 200))
+    assert [each.title for each in frame.alerts] == [f"a{number}" for number in range(10, 30)]
+
+
+def test_broken_lines_and_traces_do_not_hide_the_rest(tmp_path: Path) -> None:
+    """A line that is no event is passed over, and a trace of a newer schema is named among the problems."""
+    good = encode(alone(world_size=2)) + encode(make_metric(0))
+    (tmp_path / "rank-00000.jsonl").write_bytes(
+        good + b'{"kind":"metric","key":3}\n{"kind":"step",\n' + encode(make_metric(1))
+    )
+    newer = encode(alone(1, world_size=2)).replace(SCHEMA.encode(), b"runspan/trace/99")
+    (tmp_path / "rank-00001.jsonl").write_bytes(newer + encode(make_metric(0)))
+    frame = frame_of(tmp_path, clock=FixedClock(1))
+    assert [point.step for point in frame.metrics[0].points] == [0, 1]
+    (problem,) = frame.problems
+    assert "rank-00001.jsonl" in problem
+    assert "newer" in problem
+    assert [rank.status for rank in frame.ranks] == ["running", "pending"]
+
+
+def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
+    """A folder that is no run directory, and a run whose only trace is empty, are clear errors."""
+    with pytest.raises(TraceFormatError, match="no run directory"):
+        frame_of(tmp_path)
+    (tmp_path / "rank-00000.jsonl").write_bytes(b"")
+    with pytest.raises(TraceFormatError, match="no trace can be read"):
+        frame_of(tmp_path)
