@@ -5,13 +5,15 @@ import hashlib
 import json
 import math
 import re
+import tempfile
 from html.parser import HTMLParser
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runspan.errors import ConfigError, SchemaVersionError, TraceFormatError
@@ -32,11 +34,11 @@ from runspan.tracefile.events import (
 )
 from runspan.tracefile.layout import TraceName
 from support.cli import make_step
+from support.trace_strategies import EVENTS, with_jsonable_values
 from support.traces import START_UNIX_NANO, make_meta, make_metric, make_span, make_terminal, write_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from runspan.tracefile.events import TraceEvent
 
@@ -101,6 +103,17 @@ def test_no_text_of_a_trace_becomes_markup(tmp_path: Path) -> None:
     assert document["spans"][0]["attributes"] == {_HOSTILE: _HOSTILE}
     assert document["metrics"][0]["key"] == _HOSTILE
     assert document["params"] == {_HOSTILE: _HOSTILE}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(EVENTS.map(with_jsonable_values), max_size=30))
+def test_any_events_make_a_page(events: list[TraceEvent]) -> None:
+    """Whatever a writer puts into a trace, it comes to a page whose data a strict parser takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / TraceName(0).filename
+        write_lines(path, [make_meta(), *events])
+        export_html([path], path.with_suffix(".html"))
+        assert _document(path.with_suffix(".html"))["run"]["id"] == "run-a"
 
 
 def test_the_title_is_escaped(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from runspan.errors import TraceFormatError
 from runspan.export._html_curves import CurveStore
 from runspan.export._html_facts import PageFacts
 from runspan.export._html_findings import PageFindings, reading_findings
-from runspan.export._html_spans import LongestSpans, OpenSpans, page_mapping, page_value, step_bar
+from runspan.export._html_spans import LongestSpans, OpenSpans, page_mapping, page_name, page_value, step_bar
 from runspan.export._html_steps import PageSteps
 from runspan.export._sources import find_sources
 from runspan.records import ResourceSnapshot, RunStatus
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build_document"]
 
-#: The page's limits. Together with a page's own text they come to less than 16 MiB.
+#: What is on a page at most: with all that is beside it, in the worst of names, it stays below its limit.
 _MAX_RANKS = 1_024
 _MAX_TRACES = 4_096
 _MAX_SPAN_BYTES = 4 << 20
@@ -220,12 +220,12 @@ class _Page:
 def _trace_row(source: Source, looked: TracePeek) -> dict[str, Any]:
     process = source.meta.process
     return {
-        "file": page_value(source.path.name),
+        "file": page_name(source.path.name),
         "rank": process.rank,
         "attempt": process.attempt,
         "child": source.child,
         "capture": source.capture,
-        "host": page_value(process.host),
+        "host": page_name(process.host),
         "pid": process.pid,
         "status": _status(looked),
     }

@@ -19,7 +19,8 @@ __all__ = ["LongestSpans", "OpenSpans", "embeddable", "page_mapping", "page_name
 
 #: A value on the page is cut behind so many characters, and a map behind so many entries.
 _MAX_TEXT = 1_000
-_MAX_NAME = 200
+#: Of a longer name so many characters of its beginning and its end are kept: names differ at both.
+_NAME_HEAD, _NAME_TAIL = 140, 60
 _MAX_ENTRIES = 64
 _MAX_SPAN_EVENTS = 16
 
@@ -30,16 +31,13 @@ def page_value(value: Any) -> str | int | float | bool | None:
     if plain is None or isinstance(plain, bool | int | float):
         return plain
     text = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
-    return _cut(text, _MAX_TEXT)
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… ({len(text)} characters)"
 
 
 def page_name(text: str) -> str:
     """Return a name as the page shows it."""
-    return _cut(scrub_text(text), _MAX_NAME)
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+    name = scrub_text(text)
+    return name if len(name) <= _NAME_HEAD + _NAME_TAIL else f"{name[:_NAME_HEAD]}…{name[-_NAME_TAIL:]}"
 
 
 def embeddable(value: Any) -> bytes:

@@ -18,7 +18,7 @@ __all__ = ["PageSteps"]
 _MAX_POINTS = 60_000
 _MAX_CURVES = 4_096
 _MAX_COLUMNS = 160
-_MAX_PHASES = 16
+_MAX_PHASES = 8
 _SLOWEST_SHARE = 0.95
 _KEYS = ("own work", "whole step")
 
@@ -54,21 +54,21 @@ class PageSteps:
 
 
 class _RankSteps:
-    """The durations of one attempt's steps, ns."""
+    """The durations of one attempt's steps, ns; as floats, which hold even what a broken writer says."""
 
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
-        self._whole = array("q")
-        self._own = array("q")
-        self._phases: dict[str, array[int]] = {}
+        self._whole = array("d")
+        self._own = array("d")
+        self._phases: dict[str, array[float]] = {}
 
     def add(self, event: Step, own_ns: int) -> None:
         self._whole.append(event.duration_ns)
         self._own.append(own_ns)
         for name, duration_ns in (event.phases or {}).items():
-            self._phases.setdefault(name, array("q")).append(duration_ns)
+            self._phases.setdefault(name, array("d")).append(duration_ns)
         if event.data_ns is not None:
-            self._phases.setdefault("data", array("q")).append(event.data_ns)
+            self._phases.setdefault("data", array("d")).append(event.data_ns)
 
     def times(self) -> StepTimes:
         phases = {name: median(durations) for name, durations in self._phases.items()}

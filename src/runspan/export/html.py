@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PAGE_MAX_BYTES", "export_html"]
 
-#: What a page never exceeds, however long the run is; what it leaves out for that, it says.
-PAGE_MAX_BYTES = 16 << 20
+#: What a page never exceeds, however long the run and whatever its names; real ones stay far below.
+PAGE_MAX_BYTES = 32 << 20
 #: In this order they make the page's one script: each uses what stands before it.
 _SCRIPTS = (
     "format.js",

@@ -59,7 +59,7 @@ function powersBetween(low, high, count) {
 
 /** Of a thinned curve: so many points hold a whole bucket of it, with its least and its greatest value. */
 const POINTS_OF_A_COLUMN = 6;
-const MARGIN = { left: 68, right: 14, top: 12, bottom: 34 };
+const MARGIN = { left: 68, right: 26, top: 12, bottom: 34 };
 
 /**
  * A chart of lines with one x axis. `show` takes series `{label, colour, bold, isThinned, x[], y[]}`, sorted by x; a y

@@ -91,7 +91,7 @@ function buildWaterfall(host) {
   function draw(context, width, height) {
     bars = [];
     const isSearching = Boolean(searchText.value.trim());
-    const theme = Object.fromEntries([...new Set(colours.legend.map(([, name]) => name)), 'neutral', 'text', 'span-text', 'soft', 'line', 'bad', 'card', 'accent'].map((name) => [name, themeColour(name)]));
+    const theme = Object.fromEntries([...new Set(colours.legend.map(([, name]) => name)), 'neutral', 'text', 'span-text', 'soft', 'line', 'bad', 'alarm', 'card'].map((name) => [name, themeColour(name)]));
     context.fillStyle = theme.card;
     context.fillRect(0, 0, width, height);
     context.textBaseline = 'middle';
@@ -140,7 +140,7 @@ function buildWaterfall(host) {
     const gap = width > 3 ? 0.5 : 0;
     context.fillRect(x, y, width - gap, BAR_HEIGHT);
     if (span.status === 'error' || span.status === 'open') {
-      context.fillStyle = theme.bad;
+      context.fillStyle = theme.alarm;
       context.fillRect(x, y + BAR_HEIGHT - 3, width - gap, 3);
     }
     const name = span.status === 'error' ? `! ${span.name}` : span.name;
