@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,8 +166,19 @@ class RunDatabase:
         self._connection.execute("SET enable_external_access = false")
         self._connection.execute("SET lock_configuration = true")
         with _errors_explained():
-            columns = tuple(str(column[0]) for column in self._connection.execute(sql).description or ())
+            self._execute_until_interrupted(sql)
+        columns = tuple(str(column[0]) for column in self._connection.description or ())
         return Answer(columns, self._fetched())
+
+    def _execute_until_interrupted(self, sql: str) -> None:
+        """Execute in another thread: DuckDB, while it is busy, may not look for long whether Ctrl-C was pressed."""
+        with ThreadPoolExecutor(max_workers=1) as other_thread:
+            executed = other_thread.submit(self._connection.execute, sql)
+            try:
+                executed.result()
+            except KeyboardInterrupt:
+                self._connection.interrupt()
+                raise
 
     def _fetched(self) -> Iterator[tuple[Any, ...]]:
         with _errors_explained():
@@ -240,10 +252,6 @@ def _check(sql: str) -> None:
 def _errors_explained() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
-        if str(error) == "Query interrupted":  # how DuckDB tells of Ctrl-C
-            raise KeyboardInterrupt from None
-        raise
     except _duckdb().Error as error:
         reason = str(error).partition("\n\nLINE ")[0]
         raise ConfigError(
