@@ -239,12 +239,12 @@ def test_a_start_told_from_before_the_trace_counts_as_its_start(recorder: _Recor
     assert start["time_unix_nano"] == recorder.clock.time_ns() - 10**12
 
 
-def test_end_now_writes_the_end_of_an_open_span_once(recorder: _Recorder) -> None:
+def test_cut_off_writes_the_end_of_an_open_span_once(recorder: _Recorder) -> None:
     """The run's end closes a host's open span in the file; the host's own end later adds nothing."""
     span = recorder.begin("host's")
     assert [each.name for each in recorder.processor.open_spans] == ["host's"]
     recorder.clock.advance(1)
-    recorder.processor.end_now(span)
+    recorder.processor.cut_off(span)
     recorder.end(span)
     assert kinds_of(recorder.lines) == ["span_start", "span_end"]
     assert recorder.lines[1]["duration_ns"] == 1_000_000_000
@@ -301,7 +301,7 @@ def test_rebuilt_spans_are_the_spans_that_were_written(recorder: _Recorder) -> N
     recorder.end(span)
     (rebuilt,) = rebuild_spans(read(recorder.writer.path))
     original: ReadableSpan = span._readable_span()
-    assert str(rebuilt.attributes) == str({"a": float("nan"), "b": [1, 2], "c": "y"})
+    assert str(rebuilt.attributes) == str({"a": float("nan"), "b": (1, 2), "c": "y"})
     assert (rebuilt.context.trace_id, rebuilt.context.span_id) == (_TRACE_ID, 2)
     assert rebuilt.context.trace_flags.sampled
     assert rebuilt.parent is not None

@@ -4,6 +4,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 import runspan
 from runspan import ids
@@ -244,13 +245,37 @@ def test_ranks_beyond_the_schedules_capture_nothing(live: LiveRuns) -> None:
 
 
 def test_the_end_of_the_run_closes_an_open_capture(live: LiveRuns) -> None:
-    """A run that finishes inside a captured step leaves a capture that says so."""
-    run = live.start(capture=_schedule(wait=0, warmup=0))
-    with run.step(), run.phase("forward"):
+    """A run that finishes inside a captured step ends its spans there, and its file says that it failed and why."""
+    clock = FakeClock()
+    run = live.start(clock=clock, capture=_schedule(wait=0, warmup=0))
+    with run.step(), run.phase("forward"), run.span("attention"):
+        clock.advance(0.25)
         run.finish("cancelled", "enough")
+        clock.advance(0.25)
     (capture,) = _captures(run).values()
-    assert (capture[-1]["outcome"], capture[-1]["reason"]) == ("failed", "enough")
-    assert {event["kind"] for event in capture} == {"meta", "span_start", "span_end", "terminal"}
+    starts = {event["name"]: event["id"] for event in capture if event["kind"] == "span_start"}
+    ends = {event["id"]: event for event in capture if event["kind"] == "span_end"}
+    assert list(starts) == ["step", "forward", "attention"]
+    assert list(ends) == [starts["attention"], starts["forward"], starts["step"]]
+    assert {end["duration_ns"] for end in ends.values()} == {250_000_000}
+    assert ends[starts["step"]]["status"] == {"code": "error", "message": "enough"}
+    terminal = {"kind": "terminal", "outcome": "failed", "timestamp_ns": 250_000_000, "status": "failed"}
+    assert capture[-1] == {**terminal, "reason": "enough"}
+    assert [line["name"] for line in live.lines(run) if line.get("name") == "step captured"] == ["step captured"]
+
+
+def test_a_host_programs_span_is_closed_with_the_file_alone(live: LiveRuns) -> None:
+    """A span of the host's own tracer inside a captured step that the run cuts off ends in the file, and goes on."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    run = live.start(capture=_schedule(wait=0, warmup=0))
+    provider.add_span_processor(run.span_processor)
+    with run.step(), provider.get_tracer("host").start_as_current_span("host's") as span:
+        run.finish()
+        assert span.is_recording()
+    (capture,) = _captures(run).values()
+    assert [event["name"] for event in capture if event["kind"] == "span_start"] == ["step", "host's"]
+    assert [event["kind"] for event in capture[-3:]] == ["span_end", "span_end", "terminal"]
+    assert capture[-1]["reason"] == "finish(success)"
 
 
 def test_without_a_file_a_step_is_still_timed(live: LiveRuns) -> None:

@@ -9,7 +9,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import Link, SpanContext, StatusCode, TraceFlags, format_span_id, format_trace_id
 
-from runspan import ids, semconv
+from runspan import ids
 from runspan._clock import SystemClock
 from runspan._endpoints import endpoints
 from runspan._run.captures import StepCaptures
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from runspan._run.captures import Capture
     from runspan._run.session import Session
     from runspan._run.spans import RecordedSpan
     from runspan.alerts import Alert
@@ -132,14 +131,6 @@ class OtelSide:
         spans = self.spans
         return nullcontext(trace.INVALID_SPAN) if spans is None else HiddenSpanScope(spans, name, attributes)
 
-    def captured_scope(
-        self, capture: Capture, name: str, attributes: Mapping[str, Any]
-    ) -> AbstractContextManager[trace.Span]:
-        """Return a span inside a captured step."""
-        if self.spans is None:
-            return nullcontext(trace.INVALID_SPAN)
-        return SpanScope(self.spans, name, attributes, origin=capture.start)
-
     def show_capture(self, step: int, because: str, captured: SpanContext) -> None:
         """Show a captured step in the run's trace: a short span under rank 0's ``rank``, with a link to it."""
         if self.spans is None or self._session.spec.context.rank != 0:
@@ -209,9 +200,9 @@ class OtelSide:
         spans = self.spans
         if spans is None:
             return
-        self._end_open_spans(spans)
         if self.captures is not None:
-            self.captures.close_open(f"finish({status})" if reason is None else reason)
+            self.captures.cut_off(f"finish({status})" if reason is None else reason)
+        self._end_open_spans(spans)
         if self._pipeline is not None:
             for span in self._child_spans():
                 self._pipeline.offer(span)
@@ -251,6 +242,8 @@ class OtelSide:
             self._pipeline.reinit_in_child()
         self._pipeline = None
         self._exports_spans = False
+        if self.captures is not None:
+            self.captures.abandon()
         self.captures = None
         self._run_span = self._rank_span = None
 
@@ -359,13 +352,8 @@ class OtelSide:
         spans.end_open_in_file()
         long_ids = {span.get_span_context().span_id for span in (self._run_span, self._rank_span) if span is not None}
         for span in reversed(self.processor.open_spans):
-            if span.get_span_context().span_id in long_ids:
-                continue
-            scope = span.instrumentation_scope
-            if scope is not None and scope.name == semconv.SCOPE_NAME and span.is_recording():
-                span.end()
-            else:  # a host program's span, which is not ours to end; or one whose end an exception has cut in two
-                self.processor.end_now(span)
+            if span.get_span_context().span_id not in long_ids:
+                self.processor.cut_off(span)
 
     def _child_spans(self) -> Iterator[ReadableSpan]:
         """Yield the spans that child processes of this attempt recorded."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
+    from runspan._run.recorder import EvidenceRecorder
     from runspan._run.session import Session
     from runspan.records import MetricSummary
 
@@ -160,7 +161,7 @@ class Recording:
         if step is None:
             return session.otel.scope(name, attributes)
         if step.capture is not None:
-            return session.otel.captured_scope(step.capture, name, attributes)
+            return step.capture.scope(name, attributes)
         return session.otel.hidden_scope(name, attributes)
 
     def epoch(self, n: int) -> AbstractContextManager[trace.Span]:
@@ -184,10 +185,16 @@ class Recording:
             return nullcontext()
         return session.steps.begin(n, samples, tokens)
 
+    @property
+    def recorder(self) -> EvidenceRecorder:
+        """The recorder of the step that the calling context is inside of; it does nothing outside a captured step."""
+        step = self._session.steps.active()
+        return StepScope.recorder if step is None else step.recorder
+
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Time a phase of the current step (forward, backward, …); outside a step a span of the file."""
         step = active_step.get()
-        if step is not None and step.capture is None and step.recorder is self._session.steps and type(name) is str:
+        if step is not None and step.capture is None and step.made_by is self._session.steps and type(name) is str:
             return PhaseScope(step, name)
         return self._unusual_phase(name)
 
@@ -214,7 +221,7 @@ class Recording:
         if step is not None:
             if step.capture is None:
                 return PhaseScope(step, text)
-            return CapturedPhaseScope(step, text, session.otel.captured_scope(step.capture, text, {}))
+            return CapturedPhaseScope(step, text, step.capture.scope(text, {}))
         return session.otel.hidden_scope(text, {}) if self._is_open("phase") else nullcontext(trace.INVALID_SPAN)
 
     def _long_span(self, name: str, attributes: dict[str, Any]) -> AbstractContextManager[trace.Span]:

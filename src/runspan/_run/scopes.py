@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from opentelemetry import trace
     from opentelemetry.context import Context
 
+    from runspan._run.captured_step import Capture
     from runspan._run.spans import RecordedSpan, Spans
-    from runspan.telemetry.processor import TraceStart
 
 __all__ = ["FileSpanScope", "HiddenSpanScope", "SpanScope", "make_current", "restore"]
 
@@ -51,10 +51,21 @@ class SpanScope:
         name: its name.
         attributes: its first attributes.
         on_start: called with the started span.
-        origin: what its start counts from on the monotonic clock, inside a captured step.
+        capture: the captured step that it is part of.
+        span_kind: function, op or module.
     """
 
-    __slots__ = ("_attributes", "_entered", "_name", "_on_start", "_origin", "_previous", "_span", "_spans")
+    __slots__ = (
+        "_attributes",
+        "_capture",
+        "_entered",
+        "_name",
+        "_on_start",
+        "_previous",
+        "_span",
+        "_span_kind",
+        "_spans",
+    )
 
     def __init__(
         self,
@@ -62,19 +73,32 @@ class SpanScope:
         name: str,
         attributes: Mapping[str, Any],
         on_start: Callable[[RecordedSpan], None] | None = None,
-        origin: TraceStart | None = None,
+        *,
+        capture: Capture | None = None,
+        span_kind: str = "function",
     ) -> None:
         self._spans = spans
         self._name = name
         self._attributes = attributes
         self._on_start = on_start
-        self._origin = origin
+        self._capture = capture
+        self._span_kind = span_kind
 
     def __enter__(self) -> trace.Span:
         spans = self._spans
         self._previous = previous = get_current()
-        parent = spans.parent(previous)
-        self._span = span = spans.begin(self._name, self._attributes, context=parent, origin=self._origin)
+        capture = self._capture
+        if capture is None:
+            span = spans.begin(self._name, self._attributes, context=spans.parent(previous))
+        else:
+            span = spans.begin(
+                self._name,
+                self._attributes,
+                context=capture.parent(previous),
+                origin=capture.start,
+                span_kind=self._span_kind,
+            )
+        self._span = span
         self._entered = entered = set_span_in_context(span, previous)
         attach(entered)
         if self._on_start is not None:

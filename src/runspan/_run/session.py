@@ -342,6 +342,7 @@ class Session:
         if self.is_finished():
             return
         self.writer.abandon()
+        self.steps.abandon()
         self.notices.after_fork()
         self.store.after_fork_in_child()
         self.heartbeat = None

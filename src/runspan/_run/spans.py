@@ -12,7 +12,7 @@ from opentelemetry.trace import Status, StatusCode, format_span_id, format_trace
 from runspan._plain import plain_value, text_of
 from runspan._run.failures import describe_error, format_traceback
 from runspan._run.values import is_array
-from runspan.telemetry.processor import file_attributes, is_exact, span_link
+from runspan.telemetry._span_parts import file_attributes, is_exact, span_link
 from runspan.tracefile.events import OtelContext, SpanEnd, SpanEvent, SpanStart, SpanStatus
 
 if TYPE_CHECKING:
@@ -283,6 +283,7 @@ class Spans:
         links: list[trace.Link] | None = None,
         start_time: int | None = None,
         origin: TraceStart | None = None,
+        span_kind: str = "function",
     ) -> RecordedSpan:
         """Start an OpenTelemetry span, without making it current.
 
@@ -293,6 +294,7 @@ class Spans:
             links: its links.
             start_time: unix ns; None: now.
             origin: what the start counts from on the monotonic clock; None: the wall clock says.
+            span_kind: function, op or module.
         """
         clock = self.clock
         began_monotonic_ns = clock.monotonic_ns()
@@ -317,7 +319,7 @@ class Spans:
         )
         # Whoever changes the span does so through the RecordedSpan, which tells the processor.
         earlier_ns = 0 if start_time is None else began_unix_nano - start_time
-        self.processor.write_start(span, in_file, links, began_monotonic_ns - earlier_ns)
+        self.processor.write_start(span, in_file, links, began_monotonic_ns - earlier_ns, span_kind)
         return RecordedSpan(span, self, began_unix_nano, began_monotonic_ns)
 
     def fail(self, span: trace.Span, error: BaseException) -> None:

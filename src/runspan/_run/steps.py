@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from runspan._run.recorder import EvidenceRecorder
 from runspan._run.values import STEP_MAX, InvalidValueError, metric_step
 from runspan.errors import ConfigError, InvalidStateError
 from runspan.semconv import SpanName
 from runspan.tracefile.events import Step, encode, encode_plain, jsonable
-from runspan.tracefile.writer import ClosedWriter
+from runspan.tracefile.writer import ClosedWriter, NullWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from runspan._clock import Clock
-    from runspan._run.captures import Capture, StepCaptures
+    from runspan._run.captured_step import Capture
+    from runspan._run.captures import StepCaptures
     from runspan._run.notices import Notices
     from runspan.telemetry.instruments import RunMetrics
     from runspan.tracefile.writer import TraceWriter
@@ -44,7 +46,8 @@ class StepScope:
     ``samples`` and ``tokens`` may be set until the step ends, for loops that know them late.
 
     Attributes:
-        recorder: who made it.
+        recorder: records what a captured step holds beside its spans; does nothing on an uncaptured one.
+        made_by: who made it.
         step: the step's number, from 0.
         samples: how many samples it processed.
         tokens: how many tokens it processed.
@@ -53,14 +56,15 @@ class StepScope:
     # What most steps leave as it is stands on the class: a step must not pay for it.
     #: The trace and file of its own that a captured step has.
     capture: Capture | None = None
+    recorder = EvidenceRecorder()
     data_ns: int | None = None
     total: int | None = None
     _began_ns = -1
     _outer: StepScope | None = None
 
-    def __init__(self, recorder: StepRecorder, step: int, samples: int, tokens: int) -> None:
-        self.recorder = recorder
-        self.monotonic_ns = recorder.monotonic_ns
+    def __init__(self, made_by: StepRecorder, step: int, samples: int, tokens: int) -> None:
+        self.made_by = made_by
+        self.monotonic_ns = made_by.monotonic_ns
         self.step = step
         self.samples = samples
         self.tokens = tokens
@@ -84,12 +88,13 @@ class StepScope:
     ) -> None:
         duration_ns = self.monotonic_ns() - self._began_ns
         active_step.set(self._outer)
-        self.recorder.record(self, self._began_ns, duration_ns, None if exception_type is GeneratorExit else exception)
+        self.made_by.record(self, self._began_ns, duration_ns, None if exception_type is GeneratorExit else exception)
 
     def begin_captured(self, capture: Capture | None) -> None:
         """Let the step be a captured one, from the capture's start on; None: it is not."""
         if capture is not None:
             self.capture = capture
+            self.recorder = capture.recorder
             self._began_ns = capture.start.monotonic_ns
 
     def start_at(self, monotonic_ns: int, data_ns: int) -> None:
@@ -190,10 +195,15 @@ class StepRecorder:
         """Refuse what comes from now on."""
         self._writer = ClosedWriter(self._refuse_late)
 
+    def abandon(self) -> None:
+        """Record nothing from now on, in a forked child: the steps that are open are the parent process's."""
+        self._writer = NullWriter()
+        self._captures = None
+
     def active(self) -> StepScope | None:
         """Return the step of this run that the calling context is inside of."""
         step = active_step.get()
-        return step if step is not None and step.recorder is self else None
+        return step if step is not None and step.made_by is self else None
 
     def begin(self, number: Any, samples: Any, tokens: Any, began_ns: int | None = None) -> StepScope:
         """Return the next step, or the one with this number; a number that is none is told of and replaced.
@@ -208,7 +218,7 @@ class StepRecorder:
         scope = StepScope(self, step, samples, tokens)
         captures = self._captures
         if captures is not None and step >= captures.next_step:
-            scope.begin_captured(captures.scheduled(step, self.monotonic_ns() if began_ns is None else began_ns))
+            scope.begin_captured(captures.scheduled(step, began_ns))
         return scope
 
     def record(  # noqa: C901, PLR0912 - the hot path: a call more costs what it tidies

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from opentelemetry.sdk.trace import SpanProcessor
-from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
+from opentelemetry.trace import SpanKind, format_span_id, format_trace_id
 
 from runspan import semconv
-from runspan.tracefile.events import (
-    OtelContext,
-    Scope,
-    SpanEnd,
-    SpanEvent,
-    SpanLink,
-    SpanStart,
-    SpanStatus,
-    jsonable,
-)
+from runspan.telemetry._span_parts import copy_of, end_event, file_attributes, scope_of, span_link, unsampled_flags
+from runspan.tracefile.events import OtelContext, SpanEnd, SpanStart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import Event, ReadableSpan, Span
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.sdk.trace import ReadableSpan, Span
     from opentelemetry.trace import Link, SpanContext
 
     from runspan._clock import Clock
     from runspan.tracefile.writer import TraceWriter
 
-__all__ = ["FileParent", "OpenSpan", "RunTraceProcessor", "TraceStart", "file_attributes", "file_parent", "is_exact"]
+__all__ = ["FileParent", "OpenSpan", "RunTraceProcessor", "SpanWatcher", "TraceStart", "file_parent"]
 
-#: Of the W3C trace flags only the sampled bit is kept: the others say how the trace id was made.
-_SAMPLED = 0x01
-#: The W3C trace flags of a sampled span: with, and without, a random trace id.
-_SAMPLED_FLAGS = frozenset({0x01, 0x03})
-_INT_LIMIT = 2**63
 _OWN_SCOPE = semconv.SCOPE_NAME
 #: The phases by whose names a captured step's spans say which part of the step they are.
 _STEP_PARTS = frozenset({semconv.SpanName.FORWARD, semconv.SpanName.BACKWARD, semconv.SpanName.OPTIMIZER})
@@ -70,16 +56,27 @@ class FileParent(msgspec.Struct, frozen=True, gc=False):
 file_parent: ContextVar[FileParent | None] = ContextVar("runspan_file_parent", default=None)
 
 
+class SpanWatcher(Protocol):
+    """Told of each span of a captured step that stands in its file, on the thread that starts or ends it."""
+
+    def started(self, start: SpanStart) -> None:
+        """Hear of a span that began."""
+
+    def ended(self, span_id: str) -> None:
+        """Hear of the end of one."""
+
+
 class _TraceFile:
     """Where one trace's spans are written: the run's trace, or a captured step's."""
 
-    __slots__ = ("is_capture", "start", "trace_id_hex", "writer")
+    __slots__ = ("is_capture", "start", "trace_id_hex", "watcher", "writer")
 
     def __init__(self, writer: TraceWriter, start: TraceStart, trace_id: int, *, is_capture: bool = False) -> None:
         self.writer = writer
         self.start = start
         self.trace_id_hex = format_trace_id(trace_id)
         self.is_capture = is_capture
+        self.watcher: SpanWatcher | None = None
 
 
 class OpenSpan:
@@ -122,37 +119,62 @@ class RunTraceProcessor(SpanProcessor):
         #: Spans that stand in another file, a parent process's: no ``parent_id`` names them.
         self._outside: frozenset[int] = frozenset()
         self._open: dict[int, OpenSpan] = {}
+        self._at_end: dict[int, Callable[[ReadableSpan], None]] = {}
+        #: Why what was to be done at a span's end could not be done.
+        self.end_error: Exception | None = None
 
     @property
     def open_spans(self) -> list[Span]:
         """The spans that were started and have not ended, oldest first."""
         return [entry.span for entry in list(self._open.values())]  # copied at once: other threads start and end spans
 
-    def add_capture(self, trace_id: int, writer: TraceWriter, start: TraceStart) -> None:
+    def add_capture(
+        self, trace_id: int, writer: TraceWriter, start: TraceStart, watcher: SpanWatcher | None = None
+    ) -> None:
         """Write a captured step's trace to a file of its own, until :meth:`remove_capture`.
 
         The start times of its spans must count from ``start`` on the monotonic clock.
         """
-        self._files[trace_id] = _TraceFile(writer, start, trace_id, is_capture=True)
+        self._files[trace_id] = file = _TraceFile(writer, start, trace_id, is_capture=True)
+        file.watcher = watcher
 
     def remove_capture(self, trace_id: int) -> None:
         """Ignore spans of a captured step's trace that start from now on."""
         self._files.pop(trace_id, None)
 
+    def when_ended(self, span_id: int, act: Callable[[ReadableSpan], None]) -> None:
+        """Call back once when a span of the run has ended; what that raises is kept as :attr:`end_error`."""
+        self._at_end[span_id] = act
+
     def has_trace(self, trace_id: int) -> bool:
         """Whether spans of this trace are written."""
         return trace_id in self._files
 
-    def end_now(self, span: Span) -> None:
-        """Write the end of a span that somebody else will end later, or never: the file ends before it."""
-        began_ns = span.start_time or 0
-        self._write_end(span, max(0, self._clock.time_ns() - began_ns))
+    def is_open(self, span_id: int) -> bool:
+        """Whether a span stands in a file of this process, and has not ended."""
+        return span_id in self._open
+
+    def cut_off(self, span: Span, end_time: int | None = None) -> None:
+        """End an open span because the file ends.
+
+        A host program's span is not ours to end, and an exception may have cut the end of one of ours in two: of those
+        the end is written alone.
+
+        Args:
+            span: the span.
+            end_time: when one of ours ends, unix ns; None: now.
+        """
+        scope = span.instrumentation_scope
+        if scope is not None and scope.name == _OWN_SCOPE and span.is_recording():
+            span.end(end_time)
+        else:
+            self._write_end(span, max(0, self._clock.time_ns() - (span.start_time or 0)))
 
     def expect_change(self, span_id: int) -> None:
         """Look at an open span of the run's own tracer when it ends: something about it is about to be set."""
         entry = self._open.get(span_id)
         if entry is not None and not entry.may_have_changed:
-            entry.attributes = _copy_of(entry.span.attributes)
+            entry.attributes = copy_of(entry.span.attributes)
             entry.may_have_changed = True
 
     def parent_in_file(self, parent: SpanContext, parent_id: str | None = None) -> str | None:
@@ -192,7 +214,7 @@ class RunTraceProcessor(SpanProcessor):
         if context is None or context.trace_id not in self._files or (scope is not None and scope.name == _OWN_SCOPE):
             return
         file = self._files[context.trace_id]
-        attributes, links, state = _copy_of(span.attributes), span.links, context.trace_state
+        attributes, links, state = copy_of(span.attributes), span.links, context.trace_state
         now_ns = self._clock.monotonic_ns() - file.start.monotonic_ns
         parent = span.parent
         entry = OpenSpan(span, file, format_span_id(context.span_id), attributes, len(links))
@@ -202,16 +224,21 @@ class RunTraceProcessor(SpanProcessor):
             file.trace_id_hex,
             None if parent is None else self._hex(parent.span_id),
             None if span.kind is SpanKind.INTERNAL else span.kind.name.lower(),
-            None if scope is None else _scope_of(scope),
+            None if scope is None else scope_of(scope),
             state.to_header() or None if state else None,
-            _unsampled_flags(context),
+            unsampled_flags(context),
         )
         # A span may be told to have started earlier than now, by its creator.
         start_ns = now_ns - max(0, self._clock.time_ns() - (span.start_time or 0))
         self._write_start(entry, file_attributes(attributes), links, start_ns, otel)
 
     def write_start(
-        self, span: Span, in_file: Mapping[str, Any], links: Sequence[Link] | None, monotonic_ns: int
+        self,
+        span: Span,
+        in_file: Mapping[str, Any],
+        links: Sequence[Link] | None,
+        monotonic_ns: int,
+        span_kind: str = "function",
     ) -> None:
         """Write the start of a span of the run's own tracer, without asking the span for what its creator knows.
 
@@ -220,6 +247,7 @@ class RunTraceProcessor(SpanProcessor):
             in_file: its attributes as the file keeps them, see :func:`file_attributes`.
             links: its links.
             monotonic_ns: when it started, on the monotonic clock.
+            span_kind: function, op or module.
         """
         context = span.get_span_context()
         file = None if context is None else self._files.get(context.trace_id)
@@ -231,52 +259,63 @@ class RunTraceProcessor(SpanProcessor):
         otel = OtelContext(
             file.trace_id_hex,
             None if parent is None else self._hex(parent.span_id),
-            flags=_unsampled_flags(context),
+            flags=unsampled_flags(context),
         )
         if file.is_capture:  # its spans' times count from the step's start
             start_ns = (span.start_time or 0) - file.start.time_unix_nano
         else:
             start_ns = monotonic_ns - file.start.monotonic_ns
-        self._write_start(entry, in_file, links, start_ns, otel)
+        self._write_start(entry, in_file, links, start_ns, otel, span_kind)
 
-    def _write_start(
+    def _write_start(  # noqa: PLR0917 - called by position: the hot path of every span
         self,
         entry: OpenSpan,
         in_file: Mapping[str, Any],
         links: Sequence[Link] | None,
         start_ns: int,
         otel: OtelContext,
+        span_kind: str = "function",
     ) -> None:
         span, file = entry.span, entry.file
         parent, name, is_capture = span.parent, span.name, file.is_capture
-        entry.is_in_file = file.writer.write_plain(
-            SpanStart(
-                id=entry.id_hex,
-                parent_id=None if parent is None else self.parent_in_file(parent, otel.parent_span_id),
-                name=name,
-                start_ns=max(0, start_ns),
-                time_unix_nano=span.start_time or 0,
-                span_kind="function",
-                measured=is_capture and parent is None,
-                step=name if is_capture and name in _STEP_PARTS else None,
-                attributes=in_file or None,
-                otel=otel,
-                links=[span_link(link) for link in links] if links else None,
-            )
+        start = SpanStart(
+            id=entry.id_hex,
+            parent_id=None if parent is None else self.parent_in_file(parent, otel.parent_span_id),
+            name=name,
+            start_ns=max(0, start_ns),
+            time_unix_nano=span.start_time or 0,
+            span_kind=span_kind,
+            measured=is_capture and parent is None,
+            step=name if is_capture and name in _STEP_PARTS else None,
+            attributes=in_file or None,
+            otel=otel,
+            links=[span_link(link) for link in links] if links else None,
         )
+        entry.is_in_file = file.writer.write_plain(start)
+        if file.watcher is not None and entry.is_in_file:
+            file.watcher.started(start)
 
     def on_end(self, span: ReadableSpan) -> None:
         """Write the end of a span whose start was written."""
         self._write_end(span, max(0, (span.end_time or 0) - (span.start_time or 0)))
+        context = span.get_span_context() if self._at_end else None
+        act = None if context is None else self._at_end.pop(context.span_id, None)
+        if act is not None:
+            try:
+                act(span)
+            except Exception as error:  # noqa: BLE001 - a span processor never throws
+                self.end_error = error
 
     def _write_end(self, span: ReadableSpan, duration_ns: int) -> None:
         context = span.get_span_context()
         entry = None if context is None else self._open.pop(context.span_id, None)
         if entry is None or not entry.is_in_file:
             return
-        writer = entry.file.writer
+        writer, watcher = entry.file.writer, entry.file.watcher
+        if watcher is not None:
+            watcher.ended(entry.id_hex)
         if entry.may_have_changed:
-            writer.write(_end_event(span, entry, duration_ns))
+            writer.write(end_event(span, entry.id_hex, entry.attributes, entry.link_count, duration_ns))
         else:
             writer.write_plain(SpanEnd(id=entry.id_hex, duration_ns=duration_ns))
 
@@ -291,92 +330,3 @@ class RunTraceProcessor(SpanProcessor):
         """Return a span's id in hex; for an open span it is at hand."""
         known = self._open.get(span_id)
         return format_span_id(span_id) if known is None else known.id_hex
-
-
-def _end_event(span: ReadableSpan, entry: OpenSpan, duration_ns: int) -> SpanEnd:
-    """Describe an ended span by what its start line does not say."""
-    attributes, before = _copy_of(span.attributes), entry.attributes
-    changed = {
-        key: value
-        for key, value in attributes.items()
-        if key not in before or (before[key] is not value and before[key] != value)  # NaN differs from itself
-    }
-    return SpanEnd(
-        id=entry.id_hex,
-        duration_ns=duration_ns,
-        status=_status(span),
-        attributes=file_attributes(changed) or None,
-        events=[_span_event(item) for item in span.events] or None,
-        links=[span_link(link) for link in span.links[entry.link_count :]] or None,
-        dropped=_dropped_by_sdk(span),
-    )
-
-
-def is_exact(attributes: Mapping[str, Any]) -> bool:
-    """Whether the file can keep attributes as they are: text, bools, integers of 64 bits, finite floats."""
-    for value in attributes.values():
-        kind = type(value)
-        if kind is str or kind is bool:
-            continue
-        # `value - value` is 0.0 for finite floats alone.
-        if not ((kind is int and -_INT_LIMIT <= value < _INT_LIMIT) or (kind is float and value - value == 0.0)):
-            return False
-    return True
-
-
-def file_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes as the file keeps them: whole, and exact where JSON can be."""
-    if is_exact(attributes):
-        return dict(attributes)
-    return {key: jsonable(value) for key, value in attributes.items()}
-
-
-def _copy_of(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a copy; what the SDK's spans give out has a quick one."""
-    if not attributes:
-        return {}
-    copy = getattr(attributes, "copy", None)
-    return dict(attributes) if copy is None else copy()
-
-
-def _dropped_by_sdk(span: ReadableSpan) -> dict[str, int] | None:
-    """Return what a host program's span limits have dropped."""
-    attributes, events, links = span.dropped_attributes, span.dropped_events, span.dropped_links
-    if not (attributes or events or links):
-        return None
-    counts = {"attributes": attributes, "events": events, "links": links}
-    return {name: count for name, count in counts.items() if count}
-
-
-def _unsampled_flags(context: SpanContext) -> int | None:
-    """Return the flags of a span that is not exported; None for a sampled one, which is the rule."""
-    flags = context.trace_flags
-    return None if flags in _SAMPLED_FLAGS else flags & _SAMPLED
-
-
-def _scope_of(scope: InstrumentationScope) -> Scope:
-    return Scope(scope.name, scope.version or None, scope.schema_url or None)
-
-
-def _status(span: ReadableSpan) -> SpanStatus | None:
-    if span.status.status_code is StatusCode.UNSET:
-        return None
-    return SpanStatus(span.status.status_code.name.lower(), span.status.description or None)
-
-
-def _span_event(event: Event) -> SpanEvent:
-    attributes = file_attributes(event.attributes) if event.attributes else None
-    return SpanEvent(event.name, event.timestamp, attributes)
-
-
-def span_link(link: Link) -> SpanLink:
-    """Return a link as the file keeps it."""
-    context = link.context
-    flags = context.trace_flags & _SAMPLED
-    return SpanLink(
-        trace_id=format_trace_id(context.trace_id),
-        span_id=format_span_id(context.span_id),
-        attributes=file_attributes(link.attributes) if link.attributes else None,
-        trace_state=context.trace_state.to_header() or None if context.trace_state else None,
-        flags=None if flags == _SAMPLED else flags,
-    )
