@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 
 from runspan.cli._options import EXIT_CODES
-from runspan.cli.trace import compare, export, health, merge, nvtx, promote, query, recover, summary
+from runspan.cli.trace import compare, export, health, merge, nvtx, promote, query, recover, summary, view
 
 __all__ = ["register"]
 
-_COMMANDS = (summary, health, query, compare, promote, merge, export, recover, nvtx)
+_COMMANDS = (summary, health, query, compare, promote, merge, view, export, recover, nvtx)
 
 
 def register(app: typer.Typer) -> None:

@@ -53,11 +53,6 @@ function formatShare(share) {
   return typeof share === 'number' ? `${Number((share * 100).toPrecision(3))} %` : String(share ?? '–');
 }
 
-/** How a rank is called in front of its row. */
-function rankLabel(rank) {
-  return rank === slowRank ? `${rank} ▲ slow` : `rank ${rank}`;
-}
-
 function formatCount(count, noun) {
   return `${count.toLocaleString('en')} ${noun}${count === 1 ? '' : 's'}`;
 }

@@ -24,6 +24,11 @@ const shownRanks = observable(run.ranks);
 const selectedSpan = observable(null);
 const searchText = observable('');
 
+/** How a rank is called in front of its row. */
+function rankLabel(rank) {
+  return rank === slowRank ? `${rank} ▲ slow` : `rank ${rank}`;
+}
+
 /** Reads `0-3,7` as those of `ranks`, all of them for an empty text; null for what cannot be read. */
 function parseRanks(text, ranks) {
   if (!text.trim()) return ranks;
