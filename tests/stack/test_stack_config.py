@@ -19,7 +19,7 @@ _REPOSITORY = CONFIG_FOLDER.parent
 _COMPOSE = _REPOSITORY / "docker-compose.yml"
 _PINS = Path(__file__).with_name("programs")
 #: What every service but the one-shot ones publishes, on loopback alone.
-_PUBLISHED = {"collector": {4317, 4318}, "jaeger": {16686}, "prometheus": {9090}, "grafana": {3000}}
+_PUBLISHED = {"collector": {4317, 4318, 4319}, "jaeger": {16686}, "prometheus": {9090}, "grafana": {3000}}
 
 
 def _tool(name: str) -> str:
@@ -59,14 +59,14 @@ def test_compose_asks_for_the_admin_password() -> None:
 
 
 def test_ports_are_published_on_loopback_only(compose: dict[str, Any]) -> None:
-    """Five ports, on 127.0.0.1; Jaeger's own OTLP port and every service's own metrics stay inside."""
+    """Six ports, on 127.0.0.1; Jaeger's own OTLP port and every service's own metrics stay inside."""
     published = {
         name: {int(port["published"]) for port in service["ports"] if port["host_ip"] == "127.0.0.1"}
         for name, service in compose.items()
         if "ports" in service
     }
     assert published == _PUBLISHED
-    assert sum(len(service.get("ports", [])) for service in compose.values()) == 5
+    assert sum(len(service.get("ports", [])) for service in compose.values()) == 6
 
 
 def test_services_are_hardened(compose: dict[str, Any]) -> None:

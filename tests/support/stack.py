@@ -280,13 +280,16 @@ class Collector(Program):
         config: Sequence[Path] = (CONFIG_FOLDER / "collector.yaml",),
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        grpc, http, health, self.telemetry_port = (free_port() for _ in range(4))
+        grpc, http, replay, health, self.telemetry_port = (free_port() for _ in range(5))
         self.grpc_endpoint = f"127.0.0.1:{grpc}"
         self.grpc_url = f"http://{self.grpc_endpoint}"
         self.http_url = f"http://127.0.0.1:{http}"
+        #: Takes recorded runs, over gRPC.
+        self.replay_url = f"http://127.0.0.1:{replay}"
         variables = {
             "COLLECTOR_OTLP_GRPC_ENDPOINT": f"127.0.0.1:{grpc}",
             "COLLECTOR_OTLP_HTTP_ENDPOINT": f"127.0.0.1:{http}",
+            "COLLECTOR_REPLAY_GRPC_ENDPOINT": f"127.0.0.1:{replay}",
             "COLLECTOR_HEALTH_ENDPOINT": f"127.0.0.1:{health}",
             "COLLECTOR_QUEUE_DIRECTORY": str(folder / "queue"),
             "COLLECTOR_TELEMETRY_HOST": "127.0.0.1",

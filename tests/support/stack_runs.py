@@ -34,7 +34,7 @@ _END = """
 with runspan.start_run(os.environ["EXPERIMENT"]) as run:
     print(json.dumps({"trace_id": run.trace_id}), flush=True)
     train(run)
-print(json.dumps({"exported": run._session.otel.exported()["traces"], "dropped": {
+print(json.dumps({"exported": run._session.otel.exported().get("traces"), "dropped": {
     f"{signal}/{reason}": count for (signal, reason), count in run._session.otel.dropped().items()
 }}), flush=True)
 """
