@@ -21,6 +21,7 @@ from runspan.tracefile.events import (
     Step,
     TraceEvent,
     Usage,
+    encode,
 )
 from support.chrome_trace import counters, instants, load_chrome_trace, slices, thread_names
 from support.export_traces import CAPTURE, any_spans, make_exported_run, span_events, spans_of, write_trace
@@ -157,6 +158,24 @@ def test_a_spans_events_status_and_end_attributes_are_shown(tmp_path: Path) -> N
     assert drawn["args"] == {"lr": 2, "seed": str(2**53 + 1), "span_id": "aa", "status": "error: boom"}
     (retry,) = instants(events, "retry")
     assert (retry["ts"], retry["tid"], retry["args"]) == (Decimal("0.040"), drawn["tid"], {"n": 1})
+
+
+def test_attributes_that_are_nested_deeply_are_cut(tmp_path: Path) -> None:
+    """A value hundreds of levels deep, as only a foreign writer makes it, is cut with its mark and breaks nothing."""
+    start, end = span_events("aa", "train", 0, 100)
+    deep = b'{"a":' * 400 + b"1" + b"}" * 400
+    path = tmp_path / "rank-00000.jsonl"
+    lines = [
+        encode(make_meta()),
+        encode(start),
+        encode(end).replace(b'"duration_ns"', b'"attributes":' + deep + b',"duration_ns"'),
+    ]
+    path.write_bytes(b"".join(lines))
+    (drawn,) = slices(_export([path], tmp_path), "train")
+    depth, value = 0, drawn["args"]["a"]
+    while isinstance(value, dict):
+        depth, value = depth + 1, value["a"]
+    assert (value, depth) == ("…", 64)
 
 
 def test_a_killed_run_is_drawn_up_to_where_it_was_seen(tmp_path: Path) -> None:

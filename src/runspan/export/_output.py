@@ -15,11 +15,18 @@ _MAX_EXACT = 2**53
 
 
 def readable(value: Any) -> Any:
-    """Return an attribute's value as strict JSON that no reader rounds.
+    """Return an attribute's value, or a map of them by name, as strict JSON that no reader rounds.
 
     Non-finite floats are their names, integers beyond 2^53 their digits, lone surrogates U+FFFD.
     """
-    return _named(plain_value(value))
+    if isinstance(value, dict):
+        return {scrub_text(key): _readable_item(item) for key, item in value.items()}
+    return _readable_item(value)
+
+
+def _readable_item(value: Any) -> Any:
+    # Most attributes are one text or number; what is nested is cut where it is too deep for recursion.
+    return _named(value if isinstance(value, str | int | float) else plain_value(value))
 
 
 def _named(value: Any) -> Any:
