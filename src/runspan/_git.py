@@ -216,7 +216,8 @@ class Git:
         Raises:
             GitError: git gives no answer.
         """
-        return _tree(self.run("ls-tree", "-r", "-z", "--full-tree", revision, "--", *paths))
+        named = () if "." in paths else paths
+        return _tree(self.run("ls-tree", "-r", "-z", "--full-tree", revision, "--", *named)) if paths else {}
 
     def blob(self, oid: str) -> bytes:
         """Return a file's content as it was committed.
@@ -244,6 +245,8 @@ class Git:
         Raises:
             GitError: git gives no answer.
         """
+        if not paths:
+            return []
         under = ["--", *paths]
         options = ("--untracked-files=all", "--ignored=traditional", "--ignore-submodules=none", "--no-renames")
         status = self.run("status", "--porcelain=v1", "-z", *options, *under)

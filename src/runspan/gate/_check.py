@@ -1,0 +1,138 @@
+"""The check of a repository's gate: does each benchmark have a record that stands and is good enough?
+
+Everything fails closed: what is absent, unreadable or partial ends in an outcome of its own, which is no pass.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from runspan._git import Git, GitError
+from runspan.errors import GateError
+from runspan.gate._changes import bounds_changes
+from runspan.gate._folder import read_folder
+from runspan.gate._judging import Judge
+from runspan.gate._results import GateOutcome, GateReport, GateResult
+from runspan.gate.baseline import BOUNDS_PATH, CONFIG_PATH, Baseline, parse_baseline, parse_config
+from runspan.gate.signing import check_signers
+from runspan.gate.standing import Standings, load_rules
+from runspan.gate.storing import FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from runspan.gate.baseline import GateConfig
+
+__all__ = ["DEFAULT_BASE", "check", "load_baseline", "trusted_signers"]
+
+DEFAULT_BASE = "origin/HEAD"
+
+
+def check(
+    root: Path,
+    benchmark_ids: Sequence[str] = (),
+    *,
+    base: str = DEFAULT_BASE,
+    allow_removed: Collection[str] = (),
+    allow_other_hardware: bool = False,
+    now_unix_s: float | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> GateReport:
+    """Check a repository's benchmarks.
+
+    Args:
+        root: the repository's top, which holds ``.benchmarks``.
+        benchmark_ids: which benchmarks; none: every one that has an entry here or at the merge base, or to which a
+            record was added since.
+        base: the revision that the work is to be merged into.
+        allow_removed: benchmarks whose entries may be gone.
+        allow_other_hardware: whether a record of a machine without an entry is judged by those of all others.
+        now_unix_s: the wall time; None: the clock's.
+        environ: the environment that git gets; None: the process's.
+
+    Raises:
+        GateError: the rules, the bounds, the base or an argument cannot be used.
+        MissingExtraError: signatures are required, and cryptography is not installed.
+    """
+    now_unix_s = time.time() if now_unix_s is None else now_unix_s
+    head = None
+    try:
+        git = Git.at(root, environ)
+        head = git.commit("HEAD")
+        merge_base = git.merge_base(_base_commit(git, base), head)
+        rules = load_rules(git)
+        baseline, base_baseline = load_baseline(git, "HEAD"), load_baseline(git, merge_base)
+        added = _added_records(git, merge_base, root)
+        keys = check_signers(trusted_signers(git, merge_base, rules))
+    except GitError as error:
+        reason = f"git gives no answer: {error}"
+        results = [
+            GateResult(benchmark_id=benchmark_id, outcome=GateOutcome.UNKNOWN, problems=(reason,))
+            for benchmark_id in dict.fromkeys(benchmark_ids)
+        ]
+        return GateReport(results=tuple(results), head=head, reason=reason)
+    removed = base_baseline.benchmark_ids - baseline.benchmark_ids
+    if not_removed := sorted(set(allow_removed) - removed):
+        raise GateError(
+            f"--allow-removed {not_removed[0]}: the entries of this benchmark were not removed since {base}"
+        )
+    wanted = set(benchmark_ids) or baseline.benchmark_ids | removed | {_benchmark_of(path) for path in added}
+    judge = Judge(Standings(git, rules), baseline, keys, added, allow_other_hardware=allow_other_hardware)
+    results = []
+    for benchmark_id in sorted(wanted - set(allow_removed)):
+        if benchmark_id in removed:
+            problem = f"its entries were removed from {BOUNDS_PATH}: --allow-removed {benchmark_id} if that is meant"
+            results.append(GateResult(benchmark_id=benchmark_id, outcome=GateOutcome.MISSING, problems=(problem,)))
+        else:
+            results.append(judge.judge(benchmark_id, read_folder(root, benchmark_id, now_unix_s)))
+    return GateReport(
+        results=tuple(results),
+        head=head,
+        merge_base=merge_base,
+        bounds_changes=bounds_changes(base_baseline, baseline),
+        reason=None if results else f"no benchmark has an entry in {BOUNDS_PATH}: nothing was checked",
+    )
+
+
+def load_baseline(git: Git, revision: str) -> Baseline:
+    """Return the bounds of a commit; one without the file has no entries.
+
+    Raises:
+        GateError: they cannot be used.
+        GitError: git gives no answer.
+    """
+    text = git.show(revision, BOUNDS_PATH)
+    return Baseline() if text is None else parse_baseline(text, f"{BOUNDS_PATH} at {revision}")
+
+
+def trusted_signers(git: Git, merge_base: str, rules: GateConfig) -> Sequence[str]:
+    """Return who may sign: whom the merge base names, so that no change appoints its own signers; else HEAD's.
+
+    Raises:
+        GateError: the merge base's rules cannot be read.
+        GitError: git gives no answer.
+    """
+    text = git.show(merge_base, CONFIG_PATH)
+    before = [] if text is None else parse_config(text, f"{CONFIG_PATH} at {merge_base}").signers
+    return before or rules.signers
+
+
+def _base_commit(git: Git, base: str) -> str:
+    try:
+        return git.commit(base)
+    except GitError as error:
+        raise GateError(f"--base {base}: {error}; fetch it, or name the branch to be merged into") from error
+
+
+def _added_records(git: Git, merge_base: str, root: Path) -> frozenset[str]:
+    """Return the records that are not, or not as they are, at the merge base; not yet committed ones too."""
+    committed = git.files("HEAD", [FOLDER])
+    changed = [path for path in git.changed_paths(merge_base) if path.startswith(f"{FOLDER}/")]
+    present = {str(path.relative_to(root)) for path in root.glob(f"{FOLDER}/*/*.json")}
+    return frozenset(path for path in present if path in changed or path not in committed)
+
+
+def _benchmark_of(path: str) -> str:
+    return path.split("/")[1]
