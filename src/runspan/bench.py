@@ -144,7 +144,7 @@ def run_benchmark(
     key = hardware.gate_key
     subject = _subject(request, benchmark, declared, key, top)
     bounds = judging_bounds(top) if gate is None else gate.baseline
-    entry = bounds.entry(key, subject.target_model, request.benchmark_id)
+    entry = bounds.entry(key, request.model or bounds.default_models.get(key, ""), request.benchmark_id)
     recorder = Recorder(subject, gate, hardware, probe, before)
     config = TracingConfig.from_env() if config is None else config
     if not config.tracing_enabled:
@@ -204,7 +204,7 @@ def _subject(request: BenchRequest, benchmark: Benchmark, declared: Baseline, ha
         benchmark_id=request.benchmark_id,
         benchmark_name=benchmark.name or request.benchmark_id,
         target_url=request.url,
-        target_model=model,
+        target_model=request.model,
         params={**({} if entry is None else entry.params), **request.params},
         serve_overrides={**({} if entry is None else entry.serve_overrides), **request.serve_overrides},
         serve_env={} if entry is None else entry.serve_env,

@@ -75,9 +75,8 @@ def test_a_gate_run_leaves_a_record_of_what_it_measured(repository: GateReposito
     assert record.params == {"size": "3"}
     assert repository.git("rev-parse", "HEAD").startswith(record.git_sha)
     assert (record.frame_status, record.verdict, record.dirty_paths) == (FrameStatus.COMPLETED, "PASS", [])
-    assert record.command == [
-        *("runspan", "bench", "run", "speed", "--model", "default", "--param", "size=3", "--gate"),
-    ]
+    assert record.command == ["runspan", "bench", "run", "speed", "--param", "size=3", "--gate"]
+    assert record.closure["tree:src"].hash == repository.git("rev-parse", "HEAD:src")
     assert record.perf_env == {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or "1"}
     assert record.hardware.gpu == "cpu:Intel(R) Xeon(R) Platinum 8480"
     assert record.hardware_state is not None
@@ -235,13 +234,13 @@ def test_a_callable_that_is_not_there_has_failed(target: str, repository: GateRe
         ("src/tests/test_model.py", []),
         ("docs/readme.md", []),
         (".benchmarks/speed/earlier.json", []),
-        (".benchmarks/config.toml", [".benchmarks/config.toml"]),
+        (".benchmarks/config.toml", []),
     ],
 )
 def test_uncommitted_performance_paths_are_recorded(
     change: str, dirty: list[str], repository: GateRepository, live: LiveRuns
 ) -> None:
-    """What is measured must be what is committed; tests, docs and records change no measurement."""
+    """What is measured must be what is committed; tests, docs, records and rules (HEAD's hold) change nothing."""
     _prepare(repository, 'return {"ratio": 0.5}')
     repository.write(change, (repository.top / ".benchmarks/config.toml").read_text() + "# changed\n")
     result = _bench(repository, live)

@@ -175,6 +175,7 @@ class Recorder:
 
     def _gate_record(self, record: RunRecord, gate: GateFacts) -> GateRecord:
         made = GateRecord.from_run(record, self._hardware, gate.git_sha, gate.dirty_paths, None, config=gate.config)
+        made = made.with_closure(msgspec.json.encode(gate.closure))
         serve_env = self._subject.serve_env
         return made.with_serve_env(serve_env, config=gate.config) if serve_env else made
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping  # noqa: TC003 - msgspec reads the annotations
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from runspan._git import Git, GitError
 from runspan.errors import GateError
-from runspan.gate.baseline import BOUNDS_PATH, CONFIG_PATH, Baseline, GateConfig, parse_baseline, parse_config
+from runspan.gate.baseline import BOUNDS_PATH, Baseline, GateConfig, parse_baseline
+from runspan.gate.closure import TargetClosure, attest
+from runspan.gate.standing import dirty_performance_paths, load_rules
 from runspan.gate.storing import FOLDER, read_limited
 
 if TYPE_CHECKING:
@@ -25,12 +28,14 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True):
         git_sha: the commit that is checked out, abbreviated.
         dirty_paths: performance paths that are not what is committed.
         config: the rules at HEAD.
+        closure: what the code at HEAD compiles to, and its git objects.
         baseline: the entries at HEAD.
     """
 
     git_sha: str
     dirty_paths: list[str]
     config: GateConfig
+    closure: Mapping[str, TargetClosure]
     baseline: Baseline
 
 
@@ -63,20 +68,19 @@ def gate_facts(top: Path, benchmark_id: str) -> GateFacts:
         GateError: the rules are not committed, or cannot be used.
     """
     git = Git.at(top)
-    text = git.show("HEAD", CONFIG_PATH)
-    if text is None:
-        raise GateError(f"{CONFIG_PATH} is not committed: a gate goes by the rules at HEAD (`runspan gate init`)")
-    config = parse_config(text, f"HEAD:{CONFIG_PATH}")
-    if not config.perf_paths:
-        raise GateError(
-            f"HEAD:{CONFIG_PATH}: perf_paths is empty: name the paths whose change may change a measurement"
-        )
-    dirty = [
-        os.fsencode(path).decode("utf-8", "backslashreplace")
-        for path in git.dirty_paths([*config.perf_paths, *config.boundary_paths, CONFIG_PATH])
-        if not _is_excused(path, config, benchmark_id)
-    ]
-    return GateFacts(git_sha=git.short_sha(), dirty_paths=dirty, config=config, baseline=_committed_baseline(git))
+    config = load_rules(git)
+    own_records = f"{FOLDER}/{benchmark_id}/"  # what the run is about to write
+    return GateFacts(
+        git_sha=git.short_sha(),
+        dirty_paths=[
+            os.fsencode(path).decode("utf-8", "backslashreplace")
+            for path in dirty_performance_paths(git, config)
+            if not path.startswith(own_records)
+        ],
+        config=config,
+        closure=attest(git, config),
+        baseline=_committed_baseline(git),
+    )
 
 
 def judging_bounds(top: Path) -> Baseline:
@@ -94,23 +98,3 @@ def judging_bounds(top: Path) -> Baseline:
 def _committed_baseline(git: Git) -> Baseline:
     text = git.show("HEAD", BOUNDS_PATH)
     return Baseline() if text is None else parse_baseline(text, f"HEAD:{BOUNDS_PATH}")
-
-
-def _is_excused(path: str, config: GateConfig, benchmark_id: str) -> bool:
-    """Whether a dirty path says nothing about what is measured: the rules by which a change is judged, in their order.
-
-    The benchmark's own records are what the run is about to write.
-    """
-    if _is_under(path, [*config.boundary_paths, CONFIG_PATH]):
-        return False
-    own = [*config.test_paths, *config.excluded.get(benchmark_id, []), f"{FOLDER}/{benchmark_id}"]
-    return _is_under(path, own)
-
-
-def _is_under(path: str, folders: list[str]) -> bool:
-    parts = path.split("/")
-    return any(folder == "." or parts[: len(wanted)] == wanted for folder in folders if (wanted := _parts(folder)))
-
-
-def _parts(folder: str) -> list[str]:
-    return folder.rstrip("/").split("/")

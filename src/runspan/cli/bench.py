@@ -1,0 +1,179 @@
+"""``runspan bench``: run the benchmarks that a repository declares, and compare two of its states."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from runspan.cli._options import DirOption, JsonOption, StorageOption  # noqa: TC001 - typer reads the annotations
+from runspan.cli._output import Column, clean, format_number, note, open_console, print_json, print_rows, say
+from runspan.cli._workspace import Workspace
+from runspan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runspan.bench import BenchResult
+    from runspan.gate.baseline import Benchmark
+    from runspan.storage.base import ExperimentStorage
+
+__all__ = ["register"]
+
+_EXIT_CODES = (
+    "Exit codes: 0 passed; 1 failed; 2 bad usage or configuration; 3 no verdict (crashed, cancelled, no bounds, no"
+    " commit, not recorded); 4 not comparable: no bounds for this hardware."
+)
+_NO_VERDICT = 3
+_CODES = {"PASS": 0, "FAIL": 1, "NO_VERDICT": _NO_VERDICT, "NO_BASELINE": _NO_VERDICT, "NOT_COMPARABLE": 4}
+_ABSENT = "-"
+
+ParamOption = Annotated[
+    list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="A parameter, on top of the pinned ones.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    bench = typer.Typer(
+        name="bench",
+        help="Run the benchmarks that .benchmarks/bounds.toml declares.",
+        short_help="Run benchmarks, for a gate or to compare.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        epilog=_EXIT_CODES,
+    )
+    bench.command("list", short_help="List the declared benchmarks.", epilog=_EXIT_CODES)(_list)
+    bench.command("run", short_help="Run a benchmark.", epilog=_EXIT_CODES)(_run)
+    app.add_typer(bench)
+
+
+def _list(*, json: JsonOption = False) -> None:
+    """List the benchmarks that the nearest .benchmarks declares, and whether this hardware has bounds for them."""
+    from runspan._bench.repository import declared_benchmarks  # noqa: PLC0415 - a command loads what it needs
+    from runspan.bench import find_top  # noqa: PLC0415
+    from runspan.gate.hardware_probe import HardwareProbe  # noqa: PLC0415
+
+    declared = declared_benchmarks(find_top(Path.cwd()))
+    key = HardwareProbe().fingerprint().gate_key
+    entries = declared.entries.get(key, {}).get(declared.default_models.get(key, ""), {})
+    rows = [
+        {
+            "id": benchmark_id,
+            "runs": _what_runs(benchmark),
+            "repeats": benchmark.repeats,
+            "warmups": benchmark.warmups,
+            "entry": entries[benchmark_id].status if benchmark_id in entries else None,
+        }
+        for benchmark_id, benchmark in sorted(declared.benchmarks.items())
+    ]
+    if json:
+        print_json({"hardware": key, "benchmarks": rows})
+        return
+    if not rows:
+        say("no benchmarks are declared")
+        return
+    columns = (
+        *(Column("BENCHMARK", whole=True), Column("RUNS", shrinks=True)),
+        *(Column("REPEATS", right=True), Column("WARMUPS", right=True), Column(f"ON {key}")),
+    )
+    print_rows(open_console(), columns, [[str(value or _ABSENT) for value in row.values()] for row in rows])
+
+
+def _run(
+    benchmark: Annotated[str, typer.Argument(metavar="BENCHMARK", help="Its id in .benchmarks/bounds.toml.")],
+    *,
+    param: ParamOption = None,
+    url: Annotated[str, typer.Option("--url", help="The server to measure.")] = "",
+    model: Annotated[str, typer.Option("--model", help="The model to measure  [default: the hardware's]")] = "",
+    serve_override: Annotated[
+        list[str] | None,
+        typer.Option("--serve-override", metavar="KEY=VALUE", help="A recipe key that is changed for this run."),
+    ] = None,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Leave a record in .benchmarks/<benchmark>, to be committed and checked.")
+    ] = False,
+    allow_other_hardware: Annotated[
+        bool, typer.Option("--allow-other-hardware", help="Pass without bounds for this hardware.")
+    ] = False,
+    json: JsonOption = False,
+    storage: StorageOption = None,
+    directory: DirOption = None,
+) -> None:
+    """Run a benchmark as a Run: warm-ups, then repeats; their median is judged by the bounds at HEAD.
+
+    With --gate, whatever ends the run leaves a record: a crash, Ctrl-C and SIGTERM a failed one. SIGKILL leaves none.
+    A callable gets its parameters as keywords; a command as JSON in RUNSPAN_BENCH_PARAMS, and writes its result to the
+    file that RUNSPAN_BENCH_OUT names.
+    """
+    from runspan._git import GitError  # noqa: PLC0415 - a command loads what it needs
+    from runspan.bench import BenchRequest, UnfitMachineError, find_top, run_benchmark  # noqa: PLC0415
+    from runspan.config import TracingConfig  # noqa: PLC0415
+    from runspan.storage import InMemoryStorage  # noqa: PLC0415
+
+    request = BenchRequest(
+        benchmark_id=benchmark,
+        params=_pairs("--param", param),
+        url=url,
+        model=model,
+        serve_overrides=_pairs("--serve-override", serve_override),
+        gate=gate,
+        allow_other_hardware=allow_other_hardware,
+        source="cli",
+    )
+    workspace, config = Workspace.resolve(storage, directory), TracingConfig.from_env()
+    if directory is not None:
+        config = dataclasses.replace(config, trace_dir=workspace.trace_dir)
+    opened: AbstractContextManager[ExperimentStorage] = (
+        nullcontext(InMemoryStorage()) if workspace.storage_url is None else workspace.writing()
+    )
+    try:
+        with opened as rows:
+            result = run_benchmark(request, find_top(Path.cwd()), config=config, storage=rows, show_progress=not json)
+    except (GitError, UnfitMachineError) as error:
+        note(f"no verdict: {error}")
+        raise typer.Exit(_NO_VERDICT) from error
+    if json:
+        records = {name: None if path is None else str(path) for name, path in _records(result).items()}
+        print_json({**msgspec.structs.asdict(result), **records})
+    else:
+        _print_result(result)
+    raise typer.Exit(_CODES[result.outcome])
+
+
+def _print_result(result: BenchResult) -> None:
+    frame = result.frame
+    if frame is not None and frame.metrics:
+        rows = [[name, format_number(value)] for name, value in sorted(frame.metrics.items())]
+        print_rows(open_console(), (Column("METRIC", shrinks=True), Column("VALUE", right=True)), rows)
+        say("")
+    for line in frame.log if frame is not None else ():
+        note(line.message)
+    say(f"{result.outcome}: {clean(result.reason)}")
+    say(f"run {clean(result.run_id)}")
+    if result.gate_record is not None:
+        say(f"record {clean(str(result.gate_record))}")
+
+
+def _records(result: BenchResult) -> dict[str, Path | None]:
+    return {"run_record": result.run_record, "gate_record": result.gate_record}
+
+
+def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"{option} {text!r}: expected KEY=VALUE")
+        if key in pairs:
+            raise ConfigError(f"{option} {key} is given twice: give it once")
+        pairs[key] = value
+    return pairs
+
+
+def _what_runs(benchmark: Benchmark) -> str:
+    return benchmark.callable or " ".join(benchmark.command or ())
