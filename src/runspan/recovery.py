@@ -21,6 +21,7 @@ from runspan.errors import ConfigError, InvalidStateError, SchemaVersionError, T
 from runspan.importer import ImportReport, import_run_directory
 from runspan.replay import ReplayOutcome, ReplayReport, replay
 from runspan.tracefile._closing import INTERRUPTED, ClosedTrace, close_trace
+from runspan.tracefile.events import SCHEMA
 from runspan.tracefile.layout import RunDirectory, TraceName
 from runspan.tracefile.reader import TraceStatus, peek
 
@@ -175,6 +176,11 @@ class _Recovery:
         for name, path in files:
             found = self._peek(path)
             if found is None or found.terminal is not None:
+                continue
+            if found.meta.schema != SCHEMA:
+                self._warn(
+                    f"{path}: left as it is: a trace of {found.meta.schema}, which runspan reads and never writes"
+                )
                 continue
             if name.child is None:
                 self._refuse_running(path, found)

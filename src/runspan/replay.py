@@ -16,7 +16,7 @@ import msgspec
 from runspan._clock import SystemClock
 from runspan._endpoints import endpoints
 from runspan.errors import ConfigError
-from runspan.tracefile.layout import TraceName
+from runspan.export._sources import find_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -96,6 +96,7 @@ def replay(
 
     Raises:
         ConfigError: no endpoint is configured, or it cannot be used.
+        TraceFormatError: none of the traces can be opened.
     """
     to = endpoints(config)
     if not to:
@@ -110,14 +111,13 @@ class _Replay:
 
     def __init__(self, traces: Sequence[Path], config: TracingConfig, clock: Clock) -> None:
         from runspan.telemetry._ledger import Ledger  # noqa: PLC0415 - a replay alone loads what exports
-        from runspan.telemetry.rebuild import with_captures  # noqa: PLC0415 - as above
 
+        sources = find_sources(traces)
         self._config = config
-        self._given = traces
-        self._traces = with_captures(traces)
+        self._sources = sources.traces
         self._since_unix_nano = clock.time_ns() - METRIC_WINDOW_S * _NS_A_SECOND
         self._ledger: Ledger = Ledger()
-        self._warnings: dict[str, None] = {}
+        self._warnings = dict.fromkeys(f"left out: {problem}" for problem in sources.problems)
         self._over_budget = self._too_old = 0
 
     def run(self, to: dict[str, OtlpEndpoint], patience_s: float) -> ReplayReport:
@@ -143,7 +143,7 @@ class _Replay:
             outcome = ReplayOutcome.PARTIAL if dropped else ReplayOutcome.COMPLETE
         return ReplayReport(
             outcome=outcome,
-            traces=len(self._traces),
+            traces=len(self._sources),
             spans=exported[TRACES],
             points=exported[METRICS],
             lost={f"{signal}/{reason}": count for (signal, reason), count in sorted(dropped.items())},
@@ -163,7 +163,7 @@ class _Replay:
         limits, most = self._config.otel.limits, self._config.max_exported_spans
         budgets: dict[tuple[str, int, int], SpanBudget] = {}
         batch = []
-        for meta, span in RecordedSpans(self._traces, self._warn, self._warn):
+        for meta, span in RecordedSpans([source.path for source in self._sources], self._warn, self._warn):
             process = meta.process
             key = meta.run_id, process.rank, process.attempt
             budget = budgets.get(key)
@@ -185,11 +185,10 @@ class _Replay:
         from runspan.telemetry.remeasure import RecordedMetrics  # noqa: PLC0415 - as above
 
         config = self._config
-        for path in self._given:
-            name = TraceName.parse(path.name)
-            if name is not None and name.child is not None:
-                continue  # a rank exports the spans of its children, and none of their metrics
-            opened = open_trace(path, self._warn)
+        for source in self._sources:
+            # A rank exports the spans of its children, and none of their metrics; captured steps have none.
+            is_rank_trace = source.capture is None and source.child is None
+            opened = open_trace(source.path, self._warn) if is_rank_trace else None
             if opened is None:
                 continue
             reader, events = opened

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +21,8 @@ from support.traces import START_UNIX_NANO, FixedClock, make_meta, make_metric, 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from runspan.tracefile.events import TraceEvent
 
 _NO_VARIABLES: dict[str, str] = {}
 
@@ -290,6 +292,20 @@ def test_damaged_traces_are_replayed_as_far_as_they_can_be_read(tmp_path: Path) 
     text = "\n".join(report.warnings)
     assert "rank-00001.jsonl" in text
     assert "rank-00002.jsonl: interrupted" in text
+
+
+def test_spans_that_are_none_of_opentelemetry_s_are_told_of(tmp_path: Path) -> None:
+    """Another schema's trace is left out, and so is a span whose id is no span id; the message says how many."""
+    golden = Path(__file__).resolve().parents[1] / "golden" / "candle-graph-10.jsonl"
+    spans: list[TraceEvent] = [*make_span("no id"), *make_span("nor this"), *make_span("ab" * 8)]
+    write_lines(tmp_path / TraceName(0).filename, [make_meta(), *spans, make_terminal()])
+    with OtlpReceiver() as receiver:
+        report = replay([golden, tmp_path / TraceName(0).filename], _config(receiver))
+        assert len(receiver.spans) == 1
+    assert report.outcome is ReplayOutcome.COMPLETE
+    schema, ids = (warning.partition(": ")[2] for warning in report.warnings)
+    assert schema == "left out: a trace of candle-graph/trace/10 holds nothing of OpenTelemetry's"
+    assert ids.startswith("2 spans left out that none of OpenTelemetry can be: span 'no id': ")
 
 
 def test_a_replay_needs_an_endpoint(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,7 +36,6 @@ from support.traces import START_UNIX_NANO, FixedClock, make_meta, make_metric, 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 _LONG_AFTER = FixedClock(3600.0)
 _RUN, _RANK, _USER = "aa" * 8, "bb" * 8, "cc" * 8
@@ -378,6 +378,18 @@ def test_a_newer_schema_is_left_as_it_is(trace: Path, run_dir: Path) -> None:
     assert any("newer runspan" in warning for warning in report.warnings)
     assert (run_dir / TraceName(1).filename).read_bytes() == newer
     assert trace.exists()
+
+
+def test_another_program_s_trace_is_left_as_it_is(run_dir: Path) -> None:
+    """A trace of candle-graph without its end is told of and not touched: its schema is not ours to write."""
+    golden = Path(__file__).resolve().parents[1] / "golden" / "candle-graph-10.jsonl"
+    run_dir.mkdir()
+    path = run_dir / TraceName(0).filename
+    path.write_bytes(b"".join(golden.read_bytes().splitlines(keepends=True)[:-1]))
+    before = path.read_bytes()
+    report = recover(run_dir, None, _config())
+    assert (report.closed, path.read_bytes()) == ((), before)
+    assert "candle-graph/trace/10" in report.warnings[0]
 
 
 def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.attributes import BoundedAttributes
@@ -17,7 +16,7 @@ from runspan.errors import TraceFormatError
 from runspan.semconv import Attr, SpanName
 from runspan.telemetry.limits import with_dropped
 from runspan.tracefile._state import read_head
-from runspan.tracefile.events import Meta, SpanEnd, SpanStart
+from runspan.tracefile.events import SCHEMA, Meta, SpanEnd, SpanStart
 from runspan.tracefile.layout import RunDirectory, TraceName
 from runspan.tracefile.reader import read
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from runspan.tracefile.events import SpanLink, TraceEvent
     from runspan.tracefile.reader import TraceReader
 
-__all__ = ["RecordedSpans", "open_trace", "rebuild_spans", "with_captures"]
+__all__ = ["RecordedSpans", "open_trace", "rebuild_spans"]
 
 _SAMPLED = 0x01
 #: Spans whose own links lead out of the run: to the trace that the process was started in.
@@ -56,27 +55,9 @@ def rebuild_spans(
             try:
                 span = rebuilder.span(start, event)
             except (KeyError, ValueError) as error:
-                refused(f"span {event.id!r} left out: {error!r}")
+                refused(f"span {event.id!r}: {error}")
                 continue
             yield span
-
-
-def with_captures(traces: Sequence[Path]) -> list[Path]:
-    """Return the traces, and behind them those of the steps that the same attempts captured.
-
-    Args:
-        traces: the first part of each trace, run traces or captured steps'.
-    """
-    given = dict.fromkeys(traces)
-    attempts: dict[Path, set[tuple[int, int]]] = {}
-    for path in traces:
-        name = TraceName.parse(path.name)
-        if name is not None:
-            attempts.setdefault(_directory_of(path), set()).add((name.rank, name.attempt))
-    for folder, wanted in attempts.items():
-        for files in RunDirectory(folder).capture_files().values():
-            given |= {path: None for name, path in files if not name.part and (name.rank, name.attempt) in wanted}
-    return list(given)
 
 
 def open_trace(path: Path, warn: Callable[[str], object]) -> tuple[TraceReader, Iterator[TraceEvent]] | None:
@@ -87,12 +68,15 @@ def open_trace(path: Path, warn: Callable[[str], object]) -> tuple[TraceReader, 
         warn: told of what is missing; each message names the file.
 
     Returns:
-        The reader and its events, None where not even the first line can be read.
+        The reader and its events; None where not even the first line can be read, or its schema is not runspan's own.
     """
     try:
         reader = read(path, lenient=True)
     except TraceFormatError as error:
         warn(f"left out: {error}")
+        return None
+    if reader.meta.schema != SCHEMA:
+        warn(f"{path}: left out: a trace of {reader.meta.schema} holds nothing of OpenTelemetry's")
         return None
     return reader, _readable(reader, warn)
 
@@ -132,18 +116,18 @@ class RecordedSpans:
                 continue
             reader, events = opened
             meta = reader.meta
-            for span in rebuild_spans(events, partial(self._refuse, path)):
+            refused: list[str] = []
+            for span in rebuild_spans(events, refused.append):
                 context = span.context
                 if context is None or not context.trace_flags.sampled:
                     continue
                 if f"{context.span_id:016x}" != meta.run_span_id or not _is_superseded(path, meta):
                     yield meta, span
+            if refused:
+                self._warn(f"{path}: {len(refused)} spans left out that none of OpenTelemetry can be: {refused[0]}")
             name = TraceName.parse(path.name)
             if reader.terminal is None and (name is None or name.child is None):
                 self._unended(f"{path}: {reader.state}: spans that have not ended are left out")
-
-    def _refuse(self, path: Path, problem: str) -> None:
-        self._warn(f"{path}: {problem}")
 
 
 def _is_superseded(path: Path, meta: Meta) -> bool:
@@ -160,7 +144,8 @@ def _is_superseded(path: Path, meta: Meta) -> bool:
 
 def _directory_of(path: Path) -> Path:
     """Return the run directory of a run trace's file."""
-    return path.parent.parent.parent if path.parent.parent.name == "ranks" else path.parent
+    folder = path.absolute().parent
+    return folder.parent.parent if folder.parent.name == "ranks" else folder
 
 
 def _has_head(path: Path) -> bool:

@@ -77,7 +77,7 @@ def _print(report: RecoveryReport) -> None:
         torn = f", {closed.torn_bytes} bytes of a cut record removed" if closed.torn_bytes else ""
         ended = counted(closed.spans_ended, "open span")
         say(f"{closed.path}: interrupted, last seen {format_time(closed.last_seen_unix_nano)}; {ended} ended{torn}")
-    if not report.closed:
+    if not (report.closed or report.warnings):
         say(f"{report.path}: every trace has its end")
     if report.stored is not None:
         say(f"storage: {counted(report.stored.points_added, 'point')} added, {report.stored.points_known} known")
