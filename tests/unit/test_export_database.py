@@ -171,8 +171,8 @@ def test_spans_are_joined_and_open_ones_have_no_duration(tmp_path: Path) -> None
         "SELECT name, parent_id, start_ns, duration_ns, status, attributes->>'$.lr', trace_id FROM spans ORDER BY name",
     )
     assert rows == [
-        ("load", "aa", 10, None, None, None, None),
-        ("train", None, 5, 95, "error", "0.5", None),
+        ("load", "aa", 10, None, None, None, "ab" * 16),
+        ("train", None, 5, 95, "error", "0.5", "ab" * 16),
     ]
 
 

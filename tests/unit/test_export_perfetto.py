@@ -3,6 +3,7 @@ from __future__ import annotations
 import tempfile
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,7 +29,7 @@ from support.export_traces import CAPTURE, any_spans, make_exported_run, span_ev
 from support.traces import START_UNIX_NANO, make_meta, make_metric, write_lines
 
 
-def _export(traces: list[Path], folder: Path) -> list[dict[str, object]]:
+def _export(traces: list[Path], folder: Path) -> list[dict[str, Any]]:
     output = folder / "trace.json"
     export_perfetto(traces, output)
     return load_chrome_trace(output)
@@ -40,6 +41,20 @@ def test_each_rank_is_a_process_with_named_threads(tmp_path: Path) -> None:
     processes = {event["pid"]: event["args"] for event in events if event["name"] == "process_name"}
     assert processes == {1: {"name": "rank 0"}, 2: {"name": "rank 1"}}
     assert sorted(thread_names(events, 2)) == ["events", f"events · {CAPTURE}", "spans", f"spans · {CAPTURE}", "steps"]
+
+
+def test_threads_stand_in_one_order_whatever_was_written_first(tmp_path: Path) -> None:
+    """Of each trace its spans come first, then steps and events; a captured step's threads come after the run's."""
+    events = _export(make_exported_run(tmp_path / "run", ranks=1), tmp_path)
+    order = {event["tid"]: event["args"]["sort_index"] for event in events if event["name"] == "thread_sort_index"}
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert [names[tid] for tid in sorted(order, key=order.__getitem__)] == [
+        "spans",
+        "steps",
+        "events",
+        f"spans · {CAPTURE}",
+        f"events · {CAPTURE}",
+    ]
 
 
 def test_every_nanosecond_stays(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ class _SpanRow(msgspec.Struct, gc=False, kw_only=True):
     trace: int = msgspec.field(name="_trace")
     span_id: str
     parent_id: str | None
+    trace_id: str
     name: str
     span_kind: str
     step_phase: str | None
@@ -228,6 +229,7 @@ def _span_row(number: int, span: JoinedSpan) -> _SpanRow:
         trace=number,
         span_id=start.id,
         parent_id=start.parent_id,
+        trace_id=start.otel.trace_id,
         name=readable(start.name),
         span_kind=start.span_kind,
         step_phase=start.step,

@@ -49,6 +49,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
     "spans": {
         "span_id": "VARCHAR",
         "parent_id": "VARCHAR",
+        "trace_id": "VARCHAR",
         "name": "VARCHAR",
         "span_kind": "VARCHAR",
         "step_phase": "VARCHAR",
@@ -78,7 +79,7 @@ _WAITED = " + ".join(f"coalesce(phases['{phase}'], 0)" for phase in sorted(COLLE
 _DERIVED: dict[str, dict[str, tuple[str, str]]] = {
     # The time without what a rank spends waiting for the others.
     "steps": {"own_ns": (f"greatest(0, duration_ns - ({_WAITED}))", "BIGINT")},
-    "spans": {"capture": ("capture", "VARCHAR"), "trace_id": ("trace_id", "VARCHAR")},
+    "spans": {"capture": ("_traces.capture", "VARCHAR")},
 }
 _TRACE_COLUMNS = {
     **_OWNER,

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["export_perfetto"]
 
+#: The threads of a trace, from the top of its process down.
+_THREADS = ("spans", "overlapping spans", "steps", "ops", "events")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -54,8 +56,8 @@ def export_perfetto(traces: Sequence[Path], output: Path) -> None:
     sources = find_sources(traces)
     with atomic_file(output) as file:
         document = _Document(file, sources.start_unix_nano)
-        for source in sources.traces:
-            _SourceExport(document, source).write()
+        for position, source in enumerate(sources.traces):
+            _SourceExport(document, source, position).write()
         document.close(sources.run_id)
 
 
@@ -97,16 +99,17 @@ class _Document:
         if pid not in self._threads:
             self._threads[pid] = 0
             self._describe(pid, 0, "process_name", name=f"rank {process.rank}")
-            self._describe(pid, 0, "process_labels", labels=scrub_text(f"{process.host}, pid {process.pid}"))
+            if process.host:  # other writers do not tell
+                self._describe(pid, 0, "process_labels", labels=scrub_text(f"{process.host}, pid {process.pid}"))
             self._describe(pid, 0, "process_sort_index", sort_index=process.rank)
         return pid
 
-    def open_thread(self, pid: int, name: str) -> int:
-        """Return a new thread of a process."""
+    def open_thread(self, pid: int, name: str, order: int) -> int:
+        """Return a new thread of a process, which is shown in this order among the others."""
         self._threads[pid] += 1
         tid = self._threads[pid]
         self._describe(pid, tid, "thread_name", name=scrub_text(name))
-        self._describe(pid, tid, "thread_sort_index", sort_index=tid)
+        self._describe(pid, tid, "thread_sort_index", sort_index=order)
         return tid
 
     def close(self, run_id: str) -> None:
@@ -133,11 +136,18 @@ class _Document:
 
 
 class _SourceExport:
-    """The export of one trace: takes its events one after the other."""
+    """The export of one trace: takes its events one after the other.
 
-    def __init__(self, document: _Document, source: Source) -> None:
+    Args:
+        document: where to.
+        source: the trace.
+        position: its place among the others.
+    """
+
+    def __init__(self, document: _Document, source: Source, position: int) -> None:
         self._document = document
         self._source = source
+        self._position = position
         self._pid = document.open_process(source)
         #: The trace's start on the document's clock.
         self._offset_ns = source.meta.time_unix_nano - document.start_unix_nano
@@ -285,7 +295,8 @@ class _SourceExport:
             number = lane % NestedLanes.FLAT
             title = f"{name} {number + 1}" if number else name
             label = self._source.label
-            self._threads[key] = self._document.open_thread(self._pid, f"{title} · {label}" if label else title)
+            order = self._position * len(_THREADS) + _THREADS.index(name)
+            self._threads[key] = self._document.open_thread(self._pid, f"{title} · {label}" if label else title, order)
         return self._threads[key]
 
 
