@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _RANKS, _STEPS, _SLOW_RANK = 256, 4_000, 77
 _SPANS = 60_000
+_POINTS = 1_000_000
+#: DuckDB's buffers have a limit of 1 GB; a million points need a part of it.
+_MAX_QUERY_KIB = 600_000
 #: What a process may need more for ten times the trace, in KiB: DuckDB fills its buffers up to its limit.
 _GROWTH_KIB = {"perfetto": 16_000, "speedscope": 16_000, "folded": 16_000, "parquet": 250_000}
 _EXPORT = """
@@ -31,6 +34,14 @@ name, trace, output = sys.argv[1:]
 export = getattr(import_module(f"runspan.export.{name}"), f"export_{name}")
 export([Path(trace)], Path(output))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+_QUERY = """
+import resource, sys
+from runspan.cli import main
+code = main(sys.argv[1:])
+sys.stderr.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+sys.exit(code)
 """
 
 
@@ -55,6 +66,23 @@ def test_stragglers_over_256_ranks_takes_seconds() -> None:
     assert len(rows) == _RANKS
     assert sum(row[1] for row in rows) == _RANKS * _STEPS
     assert took_s < 60
+
+
+def test_a_curve_of_a_million_points_is_thinned_evenly(tmp_path: Path) -> None:
+    """Case 31: of a million points 320 are read, the first and the last among them, in bounded memory."""
+    directory = RunDirectory.of_run(tmp_path / "runs", "run-a").path
+    directory.mkdir(parents=True)
+    with (directory / "rank-00000.jsonl").open("wb") as file:
+        file.write(encode(make_meta()))
+        file.writelines(encode(make_metric(step)) for step in range(_POINTS))
+        file.write(encode(make_terminal()))
+    sql = "SELECT step, value FROM metrics WHERE (step * 319) % 999999 < 319 ORDER BY step"
+    command = [sys.executable, "-c", _QUERY, "query", "run-a", sql, "--json"]
+    done = subprocess.run(command, env=clean_environ(tmp_path), capture_output=True, text=True, check=True, timeout=300)
+    rows = json.loads(done.stdout)["rows"]
+    assert len(rows) == 320
+    assert (rows[0], rows[-1]) == ([0, 0.0], [_POINTS - 1, (_POINTS - 1) / 4])
+    assert int(done.stderr) < _MAX_QUERY_KIB
 
 
 def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:

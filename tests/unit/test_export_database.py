@@ -49,6 +49,7 @@ def test_every_column_has_one_type_and_tells_whose_it_is(tmp_path: Path) -> None
         "step": "BIGINT",
         "value": "DOUBLE",
         "time_unix_nano": "BIGINT",
+        "superseded": "BOOLEAN",
     }
     steps = _columns(directory, "steps")
     assert (steps["phases"], steps["own_ns"]) == ("MAP(VARCHAR, BIGINT)", "BIGINT")
@@ -286,16 +287,36 @@ def test_stragglers_names_the_slow_rank_first(tmp_path: Path) -> None:
     ]
 
 
-def test_steps_counts_a_repeated_step_once_a_rank(tmp_path: Path) -> None:
-    """Case 19: of a step that two attempts have, the newer one's duration counts."""
+def test_steps_leaves_out_what_a_later_attempt_superseded(tmp_path: Path) -> None:
+    """Case 19: of a step that two attempts have, the newer one's duration counts; from there on the older has none."""
     directory = tmp_path / "run"
-    _write_steps(directory, 0, [make_step(0, forward=1), make_step(1, forward=50)])
+    _write_steps(directory, 0, [make_step(0, forward=1), make_step(1, forward=50), make_step(2, forward=60)])
     _write_steps(directory, 0, [make_step(1, forward=2)], attempt=1)
     _write_steps(directory, 1, [make_step(0, forward=3)])
     assert _ask(directory, READY_MADE["steps"]) == [
         (0, 2, 2.0, 3.0, 3.0, 1, None, None),
         (1, 1, 2.0, 2.0, 2.0, 0, None, None),
     ]
+
+
+def test_points_that_a_later_attempt_superseded_are_marked(tmp_path: Path) -> None:
+    """Case 19: per rank and key an attempt takes the place of earlier ones from its first step on; none is lost."""
+    directory = tmp_path / "run"
+    write_trace(directory, *(make_metric(step) for step in range(4)), make_metric(9, key="eval"))
+    write_trace(directory, *(make_metric(step) for step in (2, 3)), attempt=1)
+    write_trace(directory, make_metric(3), attempt=2)
+    write_trace(directory, *(make_metric(step) for step in range(4)), rank=1)
+    rows = _ask(
+        directory, "SELECT rank, key, attempt, list(step ORDER BY step) FROM metrics WHERE NOT superseded GROUP BY ALL"
+    )
+    assert sorted(rows) == [
+        (0, "eval", 0, [9]),
+        (0, "loss", 0, [0, 1]),
+        (0, "loss", 1, [2]),
+        (0, "loss", 2, [3]),
+        (1, "loss", 0, [0, 1, 2, 3]),
+    ]
+    assert _ask(directory, "SELECT count(*) FROM metrics") == [(12,)]
 
 
 def test_a_single_rank_is_no_straggler(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def test_each_table_is_a_file_with_the_documented_types(tmp_path: Path) -> None:
         "step": pa.int64(),
         "value": pa.float64(),
         "time_unix_nano": pa.int64(),
+        "superseded": pa.bool_(),
     }
     for table in ("spans", "steps", "usage"):
         schema = pq.read_schema(tmp_path / "out" / f"{table}.parquet")

@@ -29,9 +29,11 @@ the tables below and nothing else: no file, no network. It needs runspan[sql].
 
 \b
 Tables, each also with run_id, rank, attempt, child:
-  metrics  key, step, value, time_unix_nano
+  metrics  key, step, value, time_unix_nano, superseded (a later attempt
+           has this step or an earlier one)
   steps    step, duration_ns, own_ns (without the waits for other ranks),
-           data_ns, phases, samples, tokens, total, time_unix_nano
+           data_ns, phases, samples, tokens, total, time_unix_nano,
+           superseded
   spans    span_id, parent_id, trace_id, name, span_kind, step_phase,
            measured, start_ns, time_unix_nano, duration_ns (NULL: open),
            status, status_message, attributes (JSON), capture

@@ -78,7 +78,11 @@ _WAITED = " + ".join(f"coalesce(phases['{phase}'], 0)" for phase in sorted(COLLE
 #: What a table has beside its lines' columns and their owner: an expression, and its type.
 _DERIVED: dict[str, dict[str, tuple[str, str]]] = {
     # The time without what a rank spends waiting for the others.
-    "steps": {"own_ns": (f"greatest(0, duration_ns - ({_WAITED}))", "BIGINT")},
+    "steps": {
+        "own_ns": (f"greatest(0, duration_ns - ({_WAITED}))", "BIGINT"),
+        "superseded": ("false", "BOOLEAN"),
+    },
+    "metrics": {"superseded": ("false", "BOOLEAN")},
     "spans": {"capture": ("_traces.capture", "VARCHAR")},
 }
 _TRACE_COLUMNS = {
@@ -93,6 +97,8 @@ _TRACE_COLUMNS = {
     "time_unix_nano": "BIGINT",
     "path": "VARCHAR",
 }
+#: What a later attempt takes the place of: per rank (and key) an attempt's first step, and all from there on.
+_SERIES = {"metrics": "rank, key", "steps": "rank"}
 _TRACE_NUMBER = {"_trace": "BIGINT"}
 #: As long as a line of a trace file can be; only a span's attributes are ever long.
 _MAX_ROW_BYTES = 64 << 20
@@ -146,6 +152,9 @@ class RunDatabase:
         for table, path in paths.items():
             self._load_lines(table, path)
             path.unlink()
+        if any(source.attempt for source in self._sources.traces):
+            for table in _SERIES.keys() & paths.keys():
+                self._mark_superseded(table)
 
     def write_parquet(self, table: str, output: Path) -> None:
         """Write a loaded table as a Parquet file, a row group at a time."""
@@ -204,6 +213,22 @@ class RunDatabase:
         source = f"{_lines({**_TRACE_NUMBER, **columns})} AS lines JOIN _traces USING (_trace)"
         query = f"INSERT INTO {table} SELECT {', '.join(selected)} FROM {source}"  # noqa: S608 - of our own names
         self._connection.execute(query, [str(path)])
+
+    def _mark_superseded(self, table: str) -> None:
+        series = _SERIES[table]
+        self._connection.execute(
+            f"""
+            WITH firsts AS (SELECT {series}, attempt, min(step) AS first FROM {table} GROUP BY ALL),
+            later AS (
+                SELECT {series}, attempt, min(first) OVER (
+                    PARTITION BY {series} ORDER BY attempt ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING
+                ) AS first FROM firsts
+            )
+            UPDATE {table} SET superseded = true FROM later
+            WHERE {" AND ".join(f"{table}.{name} = later.{name}" for name in (*series.split(", "), "attempt"))}
+            AND {table}.step >= later.first
+            """  # noqa: S608 - of our own names
+        )
 
 
 @contextmanager

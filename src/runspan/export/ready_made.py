@@ -53,9 +53,6 @@ ORDER BY ranks.own_ns DESC, ranks.rank
 """  # noqa: S608 - of our own names
 
 _STEPS = """
-WITH latest AS (
-    SELECT * FROM steps WHERE child IS NULL QUALIFY attempt = max(attempt) OVER (PARTITION BY rank, step)
-)
 SELECT
     step,
     count(DISTINCT rank) AS ranks,
@@ -65,7 +62,8 @@ SELECT
     arg_max(rank, own_ns) AS slowest_rank,
     sum(samples) AS samples,
     sum(tokens) AS tokens
-FROM latest
+FROM steps
+WHERE child IS NULL AND NOT superseded
 GROUP BY step
 ORDER BY step
 """
