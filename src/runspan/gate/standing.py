@@ -18,7 +18,7 @@ from runspan.gate.baseline import CONFIG_PATH, GateConfig, parse_config
 from runspan.gate.closure import TREE, hash_target, tree_attestations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from runspan._git import Git
     from runspan.gate.record import GateRecord
@@ -94,25 +94,19 @@ def load_rules(git: Git, revision: str = "HEAD") -> GateConfig:
     return rules
 
 
-def dirty_performance_paths(git: Git, config: GateConfig, *, but: Iterable[str] = ()) -> list[str]:
+def dirty_performance_paths(git: Git, config: GateConfig) -> list[str]:
     """Return the performance and boundary paths that are not, or may not be, as committed.
 
     Tests do not count, nor does bytecode that Python itself made of the source beside it.
 
-    Args:
-        git: the repository.
-        config: its rules.
-        but: paths that do not count either: the record that is being written.
-
     Raises:
         GitError: git gives no answer.
     """
-    skipped = set(but)
     tests = [normalized(path) for path in config.test_paths]
     boundaries = [normalized(path) for path in config.boundary_paths]
     dirty = git.dirty_paths([*(normalized(path) for path in config.perf_paths), *boundaries])
     counted = [path for path in dirty if is_under(path, boundaries) or not is_under(path, tests)]
-    return [path for path in counted if path not in skipped and not is_own_bytecode(git.top / path)]
+    return [path for path in counted if not is_own_bytecode(git.top / path)]
 
 
 class Standings:
