@@ -87,6 +87,7 @@ def _record_everything(run: runspan.Run) -> None:
     with run.epoch(1), run.span("user", **values) as span:
         span.set_attribute("nan", 1)  # set anew: moves to the end
         span.set_attribute("added", True)
+        span.update_name("renamed")
         span.add_event("seen", {"at": float("inf")})
         span.add_link(SpanContext(7, 8, is_remote=False, trace_flags=TraceFlags(1)), {"why": "because"})
     for index in range(140):

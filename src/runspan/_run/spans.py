@@ -77,8 +77,8 @@ class RecordedSpan(trace.Span):
         self._change(self._span.add_link, context, self._spans.clean(attributes or {}))
 
     def update_name(self, name: str) -> None:
-        """Rename the span; the file keeps the name that it was started with."""
-        self._span.update_name(name)
+        """Rename the span."""
+        self._change(self._span.update_name, name if type(name) is str else text_of(name))
 
     def is_recording(self) -> bool:
         """Whether the span has not ended."""

@@ -25,7 +25,13 @@ _INT_LIMIT = 2**63
 
 
 def end_event(
-    span: ReadableSpan, span_id: str, before: Mapping[str, Any], link_count: int, duration_ns: int
+    span: ReadableSpan,
+    span_id: str,
+    before: Mapping[str, Any],
+    link_count: int,
+    duration_ns: int,
+    *,
+    named: str | None,
 ) -> SpanEnd:
     """Describe an ended span by what its start line does not say.
 
@@ -35,6 +41,7 @@ def end_event(
         before: the attributes of its start line.
         link_count: how many links that line has.
         duration_ns: how long it took.
+        named: the name that it has there.
     """
     attributes = copy_of(span.attributes)
     changed = {
@@ -50,6 +57,7 @@ def end_event(
         events=[_span_event(item) for item in span.events] or None,
         links=[span_link(link) for link in span.links[link_count:]] or None,
         dropped=_dropped_by_sdk(span),
+        name=None if span.name == named else span.name,
     )
 
 

@@ -82,7 +82,7 @@ class _TraceFile:
 class OpenSpan:
     """A span between its two lines: what the first one holds, and whether the second may have more to say."""
 
-    __slots__ = ("attributes", "file", "id_hex", "is_in_file", "link_count", "may_have_changed", "span")
+    __slots__ = ("attributes", "file", "id_hex", "is_in_file", "link_count", "may_have_changed", "name", "span")
 
     def __init__(
         self, span: Span, file: _TraceFile, id_hex: str, attributes: Mapping[str, Any], link_count: int
@@ -96,6 +96,8 @@ class OpenSpan:
         self.is_in_file = False
         #: Whether the span must be looked at when it ends; who changes a span of the run's own says so.
         self.may_have_changed = False
+        #: Its name as the start line has it, from when on it may have changed.
+        self.name: str | None = None
 
 
 class RunTraceProcessor(SpanProcessor):
@@ -174,7 +176,7 @@ class RunTraceProcessor(SpanProcessor):
         """Look at an open span of the run's own tracer when it ends: something about it is about to be set."""
         entry = self._open.get(span_id)
         if entry is not None and not entry.may_have_changed:
-            entry.attributes = copy_of(entry.span.attributes)
+            entry.attributes, entry.name = copy_of(entry.span.attributes), entry.span.name
             entry.may_have_changed = True
 
     def parent_in_file(self, parent: SpanContext, parent_id: str | None = None) -> str | None:
@@ -218,7 +220,7 @@ class RunTraceProcessor(SpanProcessor):
         now_ns = self._clock.monotonic_ns() - file.start.monotonic_ns
         parent = span.parent
         entry = OpenSpan(span, file, format_span_id(context.span_id), attributes, len(links))
-        entry.may_have_changed = True
+        entry.may_have_changed, entry.name = True, span.name
         self._open[context.span_id] = entry
         otel = OtelContext(
             file.trace_id_hex,
@@ -315,7 +317,8 @@ class RunTraceProcessor(SpanProcessor):
         if watcher is not None:
             watcher.ended(entry.id_hex)
         if entry.may_have_changed:
-            writer.write(end_event(span, entry.id_hex, entry.attributes, entry.link_count, duration_ns))
+            named = entry.name
+            writer.write(end_event(span, entry.id_hex, entry.attributes, entry.link_count, duration_ns, named=named))
         else:
             writer.write_plain(SpanEnd(id=entry.id_hex, duration_ns=duration_ns))
 

@@ -183,7 +183,7 @@ class _Rebuilder:
         links = [self._link(link, start) for link in (*(start.links or ()), *(end.links or ()))]
         events = [Event(item.name, item.attributes, item.time_unix_nano) for item in end.events or ()]
         return ReadableSpan(
-            name=start.name,
+            name=start.name if end.name is None else end.name,
             context=_context(otel.trace_id, start.id, otel.flags, otel.trace_state),
             parent=parent,
             resource=self._resource,

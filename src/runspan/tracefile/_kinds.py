@@ -194,7 +194,7 @@ class SpanStart(Kind, frozen=True, tag="span_start", kw_only=True):
 
 
 class SpanEnd(Kind, frozen=True, tag="span_end", kw_only=True):
-    """A span ended; ``attributes`` are those set or changed since its start."""
+    """A span ended; ``attributes`` are those set or changed since its start, ``name`` one that it was given since."""
 
     id: str
     duration_ns: int
@@ -203,6 +203,7 @@ class SpanEnd(Kind, frozen=True, tag="span_end", kw_only=True):
     events: list[SpanEvent] | None = None
     links: list[SpanLink] | None = None
     dropped: dict[str, int] | None = None
+    name: str | None = None
 
 
 class Metric(Kind, frozen=True, tag="metric"):
