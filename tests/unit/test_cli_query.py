@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,15 @@ def test_csv_is_quoted_as_it_must_be(runspan: Cli) -> None:
     assert list(csv.reader(io.StringIO(answer.out)))[:2] == [["key", "value"], ["a,b", "NaN"]]
 
 
+@pytest.mark.parametrize("options", [(), ("--csv",)])
+def test_what_is_no_text_and_no_number_is_shown_as_json_has_it(runspan: Cli, options: tuple[str, ...]) -> None:
+    """Maps, lists and truth values read alike wherever they are printed."""
+    sql = "SELECT phases AS p, [1, NULL] AS l, rank = 0 AS t FROM steps WHERE rank = 0 AND step = 0"
+    line = runspan("query", "run-a", sql, *options).out.splitlines()[1]
+    shown = next(csv.reader([line])) if options else re.split(" {2,}", line)
+    assert shown == ['{"forward": 2000000, "all_reduce": 1000000}', "[1, null]", "true"]
+
+
 def test_stragglers_and_steps_are_ready_made(runspan: Cli) -> None:
     """The questions that have a name need no SQL."""
     stragglers = runspan("query", "run-a", "stragglers", "--json").document
@@ -82,14 +92,14 @@ def test_bad_input_is_one_line_and_exit_code_2(runspan: Cli, arguments: tuple[st
 
 
 def test_what_could_not_be_read_is_told(runspan: Cli) -> None:
-    """Unreadable lines and files are told on stderr; the rows of the others are the answer."""
+    """Unreadable lines and files are told on stderr; the others' rows are a partial answer: exit code 1."""
     folder = runspan.root / "runs" / "run-a"
     path = folder / "rank-00000.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"step":1,"value"', b'"step":"x","value"'))
     (folder / "rank-00002.jsonl").touch()
     answer = runspan("query", "run-a", "SELECT count(*) AS points FROM metrics WHERE key = 'loss'")
-    assert (answer.code, answer.out.split()) == (0, ["points", "5"])
-    assert "1 line could not be read" in answer.err
+    assert (answer.code, answer.out.split()) == (1, ["points", "5"])
+    assert "left out: 1 line that cannot be read" in answer.err
     assert "rank-00002.jsonl: empty" in answer.err
 
 
@@ -99,7 +109,8 @@ def test_a_run_that_was_killed_is_asked_like_any_other(runspan: Cli) -> None:
     path = runspan.root / "runs" / "run-a" / "rank-00000.jsonl"
     path.write_bytes(path.read_bytes()[:-9])
     answer = runspan("query", "run-a", "SELECT count(*) AS steps FROM steps WHERE rank = 0")
-    assert (answer.code, answer.out.split(), answer.err) == (0, ["steps", "3"], "")
+    assert (answer.code, answer.out.split()) == (0, ["steps", "3"])
+    assert answer.err == f"runspan: {path}: its last line is cut off; what stands before it was read\n"
 
 
 def test_control_characters_do_not_reach_the_terminal(runspan: Cli) -> None:

@@ -133,6 +133,15 @@ def test_a_rank_that_cannot_be_opened_is_told_with_exit_code_1(runspan: Cli, tmp
     assert (tmp_path / "out").exists()
 
 
+def test_a_cut_end_is_told(runspan: Cli) -> None:
+    """Case 36: a trace that a crash has cut is exported up to there, and the command says so."""
+    path = runspan.root / "runs" / "run-a" / "rank-00001.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    answer = runspan("trace", "export", "run-a", "--to", "folded", "-o", "out")
+    assert (answer.code, answer.out) == (0, "out: 4 traces\n")
+    assert answer.err == f"runspan: {path}: its last line is cut off; what stands before it is exported\n"
+
+
 def test_stdout_gets_the_whole_document_or_nothing(tmp_path: Path) -> None:
     """`-o -` prints what a file would hold; a broken trace prints nothing on stdout."""
     place = Workplace(tmp_path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,20 @@ def test_parts_gzipped_or_not_are_one_trace(tmp_path: Path) -> None:
     assert _ask(directory, "SELECT step FROM metrics ORDER BY step") == [(0,), (1,), (2,), (3,)]
 
 
+def test_damaged_gzip_data_is_told(tmp_path: Path) -> None:
+    """Case 36: a damaged part gives the rows before the damage, and is named."""
+    directory = tmp_path / "run"
+    paths = write_parts(directory, TraceName(0), [[make_metric(0)], [make_metric(1)]])
+    packed = bytearray(gzip.compress(paths[0].read_bytes(), compresslevel=0))
+    packed[-8] ^= 0xFF  # in the checksum behind the data
+    paths[0].with_name(f"{paths[0].name}.gz").write_bytes(packed)
+    paths[0].unlink()
+    with create_database(find_sources(trace_files(directory))) as database:
+        assert sorted(database.ask("SELECT step FROM metrics").rows) == [(0,), (1,)]
+        (problem,) = database.problems
+    assert "rank-00000.jsonl.gz: gzip data damaged" in problem
+
+
 def test_a_cut_anywhere_leaves_the_rows_before_it(tmp_path: Path) -> None:
     """Case 4: of a file that ends at any byte of its last line, the lines before are rows, and none is lost."""
     directory = tmp_path / "run"
@@ -138,6 +153,17 @@ def test_unreadable_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     write_lines(path, [])
     path.write_bytes(b"".join(lines))
     assert _ask(directory, "SELECT step FROM metrics", unreadable=len(bad)) == [(1,)]
+
+
+def test_lines_that_another_program_has_written_are_rows_too(tmp_path: Path) -> None:
+    """Spaces, another order of the fields, and NUL bytes in front cost no row; what is no JSON is counted."""
+    directory = tmp_path / "run"
+    path = write_trace(directory, *(make_metric(step) for step in range(3)))
+    meta, *rest = path.read_bytes().splitlines()
+    spaced = [json.dumps(json.loads(line)).encode() for line in rest]
+    turned = json.dumps(dict(reversed(json.loads(rest[0]).items())) | {"step": 7}).encode()
+    path.write_bytes(b"\n".join([meta, *spaced[:-1], turned, b"", b"\0\0" + rest[1], b"garbage", spaced[-1], b""]))
+    assert _ask(directory, "SELECT step FROM metrics ORDER BY step", unreadable=1) == [(0,), (1,), (1,), (2,), (7,)]
 
 
 def test_fields_of_a_newer_runspan_do_no_harm(tmp_path: Path) -> None:

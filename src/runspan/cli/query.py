@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv as csv_format
+import json as json_format
 import sys
 from contextlib import nullcontext
 from decimal import Decimal
@@ -42,6 +43,7 @@ Tables, each also with run_id, rank, attempt, child:
   traces   capture, world_size, host, pid, entrypoint, phase, trace_id,
            time_unix_nano, path
 """
+_PARTIAL = 1
 #: A table's columns are as wide as their widest value, so all of its rows are held; more of them nobody reads.
 _MAX_TABLE_ROWS = 10_000
 
@@ -63,7 +65,7 @@ def _query(
     directory: DirOption = None,
 ) -> None:
     """Print the answer to one query."""
-    from runspan.export._sources import find_sources  # noqa: PLC0415 - a command loads what it needs
+    from runspan.export._sources import cut_ends, find_sources  # noqa: PLC0415 - a command loads what it needs
     from runspan.export.database import create_database  # noqa: PLC0415
     from runspan.export.ready_made import READY_MADE  # noqa: PLC0415
 
@@ -72,7 +74,8 @@ def _query(
     workspace = Workspace.resolve(storage, directory)
     found = find_trace_files(workspace, str(find_directory(workspace, run)))
     console = open_console(stderr=True)
-    with create_database(find_sources(found)) as database:
+    sources = find_sources(found)
+    with create_database(sources) as database:
         with console.status("reading the traces") if console.is_terminal else nullcontext():
             answer = database.ask(READY_MADE.get(question, question))
         if json:
@@ -80,9 +83,11 @@ def _query(
         elif csv:
             writer = csv_format.writer(sys.stdout, lineterminator="\n")
             writer.writerow(answer.columns)
-            writer.writerows([_csv_cell(value) for value in row] for row in answer.rows)
+            writer.writerows([_text(value, "") for value in row] for row in answer.rows)
         else:
             _print_table(answer)
+        for cut in cut_ends(sources):
+            note(f"{cut}: its last line is cut off; what stands before it was read")
         _tell_problems(database)
 
 
@@ -92,32 +97,32 @@ def _print_table(answer: Answer) -> None:
         all(isinstance(row[index], int | float | Decimal | None) for row in rows)
         for index in range(len(answer.columns))
     ]
-    columns = [Column(clean(name), right=right) for name, right in zip(answer.columns, numeric, strict=True)]
-    print_rows(open_console(), columns, [[_cell(value) for value in row] for row in rows])
+    columns = [
+        Column(clean(name), right=is_number, shrinks=not is_number)
+        for name, is_number in zip(answer.columns, numeric, strict=True)
+    ]
+    print_rows(open_console(), columns, [[_text(value, "-") for value in row] for row in rows])
     if next(answer.rows, None) is not None:
         note(f"only the first {_MAX_TABLE_ROWS} rows are shown: see all with --csv or --json")
 
 
 def _print_json(answer: Answer) -> None:
     """Print one JSON document, row by row: an answer may be larger than the memory."""
-    import json as json_format  # noqa: PLC0415 - named like the option
-
-    def encode(value: Any) -> str:
-        return json_format.dumps(plain(value), ensure_ascii=False, allow_nan=False)
-
-    say(f'{{"columns": {encode(answer.columns)}, "rows": [')
+    say(f'{{"columns": {_json_text(answer.columns)}, "rows": [')
     separator = ""
     for row in answer.rows:
-        sys.stdout.write(f"{separator}{encode([_value(value) for value in row])}")
+        sys.stdout.write(f"{separator}{_json_text(row)}")
         separator = ",\n"
     say("\n]}" if separator else "]}")
 
 
 def _tell_problems(database: RunDatabase) -> None:
     for problem in database.problems:
-        note(problem)
+        note(f"left out: {problem}")
     if database.unreadable:
-        note(f"{counted(database.unreadable, 'line')} could not be read and left out")
+        note(f"left out: {counted(database.unreadable, 'line')} that cannot be read")
+    if database.problems or database.unreadable:
+        raise typer.Exit(_PARTIAL)
 
 
 def _value(value: Any) -> Any:
@@ -131,12 +136,13 @@ def _value(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _cell(value: Any) -> str:
+def _json_text(value: Any) -> str:
+    return json_format.dumps(plain(_value(value)), ensure_ascii=False, allow_nan=False)
+
+
+def _text(value: Any, null: str) -> str:
+    """Return a value for a table or CSV: texts as they are, anything else as JSON has it."""
     if value is None:
-        return "-"
-    return str(plain(_value(value)))
-
-
-def _csv_cell(value: Any) -> Any:
-    """Return a value as CSV has it: nothing for NULL, a non-finite float by its name."""
-    return "" if value is None else plain(_value(value))
+        return null
+    text = plain(_value(value))
+    return text if isinstance(text, str) else _json_text(value)

@@ -29,7 +29,7 @@ _Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _FLOAT_NAMES = r"^(NaN|-?Infinity)$"
 #: A float as the trace file writes it; the database reads the names of non-finite ones as they are.
 _Float = float | Annotated[str, msgspec.Meta(pattern=_FLOAT_NAMES)]
-#: Begins every line: the writer puts ``kind`` first.
+#: Begins every line that runspan has written: ``kind`` comes first.
 _KIND = b'{"kind":"'
 _KIND_LENGTH = len(_KIND)
 #: Rows that are encoded at once.
@@ -71,6 +71,10 @@ class _UsageRow(_Row, gc=False, kw_only=True):
     gpu_memory_total: _Integer | None = None
 
 
+class _Header(msgspec.Struct, gc=False):
+    kind: str
+
+
 class _MetricsLine(msgspec.Struct, gc=False, kw_only=True):
     step: _Integer | None = None
     values: dict[str, _Float]
@@ -97,6 +101,7 @@ class _SpanRow(msgspec.Struct, gc=False, kw_only=True):
 
 #: Takes a line and holds its rows; given None it writes what it holds.
 _Adder = Callable[[bytes | None], None]
+_decode_header = msgspec.json.Decoder(_Header).decode
 _decode_metrics = msgspec.json.Decoder(_MetricsLine).decode
 _encoder = msgspec.json.Encoder()
 
@@ -131,6 +136,8 @@ class RowWriter:
                 with part:
                     while lines := part.read_lines():
                         self.unreadable += _add_lines(lines, adders)
+                    if part.damage is not None:
+                        self.problems.append(f"{part.path}: {part.damage}")
                     _add_lines([part.tail], adders)  # whole but for its newline, or cut: no loss of this reading
         except TraceFormatError as error:
             self.problems.append(str(error))
@@ -167,13 +174,16 @@ def _add_lines(lines: list[bytes], adders: Mapping[bytes, _Adder]) -> int:
     """Give each line to what takes its kind; return how many could not be read."""
     unreadable = 0
     for line in lines:
-        if line.startswith(_KIND):
-            add = adders.get(line[_KIND_LENGTH : line.find(b'"', _KIND_LENGTH)])
+        try:
+            if line.startswith(_KIND):
+                add = adders.get(line[_KIND_LENGTH : line.find(b'"', _KIND_LENGTH)])
+            else:  # blank, or as another program has written it, or behind the NUL bytes of a power loss
+                line = line.strip(b"\0 \t\r")  # noqa: PLW2901 - the same line
+                add = adders.get(_decode_header(line).kind.encode()) if line else None
             if add is not None:
-                try:
-                    add(line)
-                except (msgspec.DecodeError, RecursionError):
-                    unreadable += 1
+                add(line)
+        except (msgspec.DecodeError, RecursionError):
+            unreadable += 1
     return unreadable
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runspan.errors import TraceFormatError
-from runspan.tracefile._state import read_head
+from runspan.tracefile._state import TraceStatus, peek, read_head
 from runspan.tracefile.layout import RunDirectory, TraceName
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from runspan.tracefile.events import Meta
 
-__all__ = ["Source", "Sources", "find_sources"]
+__all__ = ["Source", "Sources", "cut_ends", "find_sources"]
 
 _CAPTURES, _RANKS = "captures", "ranks"
 
@@ -103,6 +103,20 @@ def find_sources(traces: Sequence[Path]) -> Sources:
         raise errors[0] if errors else TraceFormatError("there is no trace to export: give a trace file or a run")
     found.sort(key=lambda source: source.rank)
     return Sources(tuple(found), tuple(map(str, errors)))
+
+
+def cut_ends(sources: Sources) -> list[str]:
+    """Return the files of traces that a crash has cut; the end of one that is being written is in flight, and not cut.
+
+    Raises:
+        TraceFormatError: a trace can be opened no more.
+    """
+    found = []
+    for source in sources.traces:
+        seen = peek(source.path)
+        if seen.torn and seen.state.status is not TraceStatus.RUNNING:
+            found.append(str(source.path))
+    return found
 
 
 class _Captures:

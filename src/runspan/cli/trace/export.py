@@ -155,13 +155,15 @@ def _write_to_stdout(writer: _Writer, traces: Sequence[Path]) -> None:
 
 
 def _tell(traces: Sequence[Path], output: str, *, json: bool) -> None:
-    from runspan.export._sources import find_sources  # noqa: PLC0415 - a command loads what it needs
+    from runspan.export._sources import cut_ends, find_sources  # noqa: PLC0415 - a command loads what it needs
 
     sources = find_sources(traces)
     if json:
         print_json({"output": output, "traces": len(sources.traces), "left_out": sources.problems})
     elif output != _STDOUT:
         say(f"{output}: {counted(len(sources.traces), 'trace')}")
+    for cut in cut_ends(sources):
+        note(f"{cut}: its last line is cut off; what stands before it is exported")
     for problem in sources.problems:
         note(f"left out: {problem}")
     if sources.problems:
