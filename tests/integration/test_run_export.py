@@ -10,7 +10,7 @@ import pytest
 import runspan
 from support.live import LiveRuns
 from support.otlp_receiver import Faults, OtlpReceiver, ReceivedSpan, until
-from support.programs import events_of
+from support.programs import events_of, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -289,3 +289,27 @@ def test_a_host_span_is_no_span_of_the_export(live: LiveRuns, receiver: OtlpRece
     assert "host's" not in {span.name for span in receiver.spans}
     assert len(events_of(live.lines(run), "span_start", name="host's")) == 1
     assert run.status() == runspan.RunStatus.SUCCESS
+
+
+def test_a_captured_step_of_many_spans_exports_a_bounded_trace(live: LiveRuns, receiver: OtlpReceiver) -> None:
+    """Cases 35 and 51: its file has every span and all evidence as strict JSON, the export a bounded part, counted."""
+    capture = runspan.CaptureSchedule(wait=0, warmup=0, active=1, repeat=1, slow_factor=0)
+    with live.start(**_to(receiver), max_exported_spans=50, capture=capture) as run:
+        for _ in range(2):
+            with run.step() as step:
+                assert step is not None
+                for number in range(300):
+                    with step.recorder.span(f"op {number}", "op", loss=float("nan")):
+                        step.recorder.gradient("w", float("inf"), root="loss")
+    assert run.directory is not None
+    (path,) = run.directory.glob("captures/*/rank-00000.jsonl")
+    lines = lines_of(path)
+    spans, ends = events_of(lines, "span_start"), events_of(lines, "span_end")
+    assert (len(spans), len(ends), len(events_of(lines, "gradient", state="non_finite"))) == (301, 301, 300)
+    exported = [span for span in receiver.spans if span.trace_id == lines[0]["trace_id"]]
+    assert 30 <= len(exported) <= 50
+    assert {span.span_id for span in exported} <= {span["id"] for span in spans}
+    (root,) = [span for span in exported if span.name == "step"]
+    assert {span.attributes["loss"] for span in exported if span is not root} == {"NaN"}
+    assert spans[1]["attributes"] == {"loss": {"$float": "NaN"}}
+    assert _one(receiver, "run").attributes["runspan.dropped.spans"] <= 301 - len(exported)

@@ -48,7 +48,9 @@ def _storm(
     done = subprocess.run(
         [*command, "--count", str(count), "--signal", number.name],
         cwd=_TESTS,
-        env=Workplace(tmp_path).environ(RUNSPAN_STORAGE="none"),
+        env=Workplace(tmp_path).environ(
+            RUNSPAN_STORAGE="none", RUNSPAN_CAPTURE="wait=0,warmup=0,active=1,repeat=0" if work == "captures" else ""
+        ),
         capture_output=True,
         text=True,
         timeout=600,
@@ -78,6 +80,34 @@ def test_sigterm_at_random_moments_of_a_tight_loop(
         assert (terminal["kind"], terminal["outcome"]) == ("terminal", "failed")
         assert (terminal["status"], terminal["reason"]) == ("cancelled", "SIGTERM")
         assert each["elapsed_s"] < 3.0
+
+
+@pytest.mark.parametrize(
+    ("number", "handler", "exit_code"),
+    [
+        (signal.SIGTERM, "default", -signal.SIGTERM),
+        (signal.SIGTERM, "returns", 44),
+        (signal.SIGTERM, "raises", 43),
+        (signal.SIGINT, "default", 45),
+    ],
+)
+def test_a_signal_at_random_moments_of_captured_steps(
+    tmp_path: Path, number: signal.Signals, handler: str, exit_code: int
+) -> None:
+    """No deadlock while evidence is recorded; SIGTERM leaves each capture whole, Ctrl-C at most one that is cut."""
+    for each in _storm(tmp_path, "captures", handler, 12, number):
+        assert not each["hung"], each
+        assert each["exit"] == exit_code
+        run = Workplace(tmp_path).root / f"runs/captures-{handler}-{each['index']}"
+        paths = sorted(run.glob("captures/*/rank-00000.jsonl"))
+        assert paths
+        whole = [path for path in paths if path.read_bytes().rpartition(b'{"kind":"terminal"')[1]]
+        assert len(paths) - len(whole) <= (0 if number is signal.SIGTERM else 1)
+        for path in whole:
+            lines = lines_of(path)
+            assert [index for index, kind in enumerate(kinds_of(lines)) if kind == "terminal"] == [len(lines) - 1]
+            if number is signal.SIGTERM:
+                assert len(events_of(lines, "span_start")) == len(events_of(lines, "span_end"))
 
 
 @pytest.mark.parametrize("work", ["metrics", "spans", "steps", "journal"])

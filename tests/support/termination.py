@@ -80,11 +80,18 @@ def _journal(run: runspan.Run) -> None:
     _ = run.summary
 
 
+def _captures(run: runspan.Run) -> None:
+    with run.step(), run.phase("forward"), run.recorder.span("linear", "op"):
+        run.recorder.tensor(1, shape=[2], dtype="float32", device="cpu")
+        run.recorder.gradient("w", float("nan"), root=1)
+
+
 _WORK: dict[str, Callable[[runspan.Run], None]] = {
     "metrics": _metrics,
     "spans": _spans,
     "steps": _steps,
     "journal": _journal,
+    "captures": _captures,
 }
 
 

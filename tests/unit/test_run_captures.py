@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from runspan.tracefile import read_run
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from runspan._run.recorder import EvidenceRecorder
     from support.live import LiveRuns
 
 
@@ -276,6 +278,34 @@ def test_a_host_programs_span_is_closed_with_the_file_alone(live: LiveRuns) -> N
     assert [event["name"] for event in capture if event["kind"] == "span_start"] == ["step", "host's"]
     assert [event["kind"] for event in capture[-3:]] == ["span_end", "span_end", "terminal"]
     assert capture[-1]["reason"] == "finish(success)"
+
+
+def test_a_span_that_outlasts_its_step_ends_with_it(live: LiveRuns) -> None:
+    """A span that another thread has not ended when the step ends has its end in the file all the same."""
+    clock = FakeClock()
+    run = live.start(clock=clock, capture=_schedule(wait=0, warmup=0))
+    is_open, step_has_ended = threading.Event(), threading.Event()
+
+    def work(recorder: EvidenceRecorder) -> None:
+        with recorder.span("left open") as span:
+            is_open.set()
+            step_has_ended.wait()
+            assert not span.is_recording()
+
+    with run.step() as step:
+        assert step is not None
+        clock.advance(0.25)
+        thread = threading.Thread(target=work, args=(step.recorder,))
+        thread.start()
+        is_open.wait()
+        clock.advance(0.25)
+    step_has_ended.set()
+    thread.join()
+    (capture,) = _captures(run).values()
+    starts = {event["name"]: event["id"] for event in capture if event["kind"] == "span_start"}
+    durations = [(event["id"], event["duration_ns"]) for event in capture if event["kind"] == "span_end"]
+    assert durations == [(starts["left open"], 250_000_000), (starts["step"], 500_000_000)]
+    assert capture[-1]["outcome"] == "complete"
 
 
 def test_without_a_file_a_step_is_still_timed(live: LiveRuns) -> None:

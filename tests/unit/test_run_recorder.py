@@ -15,7 +15,7 @@ from opentelemetry import trace
 
 import runspan
 from runspan.testing import FakeClock
-from runspan.tracefile import read
+from runspan.tracefile import health, read
 from runspan.tracefile.events import DeviceInterval, DeviceMemory, Edge, Gradient, Memory, Op, SpanStart, Tensor
 from support.programs import events_of, lines_of
 
@@ -144,6 +144,32 @@ def test_every_kind_of_evidence_is_written_as_it_was_given(live: LiveRuns) -> No
     kinds = [line["kind"] for line in lines_of(_capture_path(run))]
     assert kinds[:2] == ["meta", "span_start"]
     assert kinds[-2:] == ["span_end", "terminal"]
+
+
+def test_a_capture_with_all_its_evidence_is_healthy(live: LiveRuns) -> None:
+    """What an integration records of a whole update leaves a trace without any finding."""
+    clock = FakeClock()
+    run = live.start(clock=clock, capture=_EVERY_STEP, device="cuda:0")
+    with run.step() as step:
+        assert step is not None
+        recorder = step.recorder
+        root = recorder.span_id
+        for phase in ("forward", "backward", "optimizer"):
+            with run.phase(phase):
+                began_ns, phase_id = recorder.now_ns(), recorder.span_id
+                assert root is not None
+                assert phase_id is not None
+                recorder.memory("alloc", phase, **{**_MEMORY, "tensor_id": phase})
+                recorder.tensor(phase, shape=[4], dtype="float32", device="cuda:0")
+                clock.advance(0.25)
+                recorder.op(phase, output=phase, timestamp_ns=began_ns, **{**_OP, "duration_ns": 250_000_000})
+                recorder.device_interval(**_INTERVAL)
+                recorder.memory("free", phase, **{**_MEMORY, "tensor_id": phase})
+            recorder.call_edge(root, phase_id, 250_000_000)
+        recorder.data_edge("forward", "backward")
+        recorder.device_memory("cuda:0", used_bytes=1 << 20, capacity_bytes=1 << 30)
+        recorder.gradient("layer.weight", 0.5, root="forward")
+    assert health(_capture_path(run)) == []
 
 
 @pytest.mark.parametrize("method", _CALLS)

@@ -191,27 +191,30 @@ class Capture:
         self._session.notices.refuse("evidence", "after_step", "late", error)
 
     def close(self, duration_ns: int, error: BaseException | None) -> None:
-        """End the step's span and file, and show the capture in the run's trace; nothing when the run's end has."""
+        """End the step's span and file, and show the capture in the run's trace; nothing when the run's end has.
+
+        A span of the step that is still open, as on another thread, ends with it: so must the file.
+        """
         session = self._session
-        if not self._captures.claim(self):
-            return
-        if error is not None:
-            self._spans.fail(self.span, error)
-        self.span.end(self.start.time_unix_nano + duration_ns)
-        self._close_file(duration_ns, None if error is None else describe_error(error, session.spec.redactor))
-        session.otel.show_capture(self._step, self._because, self.context)
+        with session.writer.inside(), self._captures.claim(self) as is_mine:
+            if not is_mine:
+                return
+            if error is not None:
+                self._spans.fail(self.span, error)
+            self._end_spans(duration_ns)
+            self._close_file(duration_ns, None if error is None else describe_error(error, session.spec.redactor))
+            session.otel.show_capture(self._step, self._because, self.context)
 
     def cut_off(self, reason: str) -> None:
         """End what is open of a step that the run's end cuts off: its own span with an error, its file as failed."""
-        if not self._captures.claim(self):
-            return
-        processor, duration_ns = self._session.otel.processor, self.now_ns()
-        self.span.set_status(StatusCode.ERROR, reason)
-        for span in reversed(processor.open_spans):
-            if span.get_span_context().trace_id == self.trace_id:
-                processor.cut_off(span, self.start.time_unix_nano + duration_ns)
-        self._close_file(duration_ns, reason)
-        self._session.otel.show_capture(self._step, self._because, self.context)
+        duration_ns = self.now_ns()
+        with self._captures.claim(self) as is_mine:
+            if not is_mine:
+                return
+            self.span.set_status(StatusCode.ERROR, reason)
+            self._end_spans(duration_ns)
+            self._close_file(duration_ns, reason)
+            self._session.otel.show_capture(self._step, self._because, self.context)
 
     def abandon(self) -> None:
         """Let go of the file in a forked child: it is the parent process's, as is who may hold its lock."""
@@ -219,8 +222,15 @@ class Capture:
         self._writer.abandon()
         self._writer = NullWriter()
 
+    def _end_spans(self, duration_ns: int) -> None:
+        """End what is open of the step's spans, its own last."""
+        processor = self._session.otel.processor
+        for span in reversed(processor.open_spans):
+            if span.get_span_context().trace_id == self.trace_id:
+                processor.cut_off(span, self.start.time_unix_nano + duration_ns)
+
     def _close_file(self, duration_ns: int, failure: str | None) -> None:
-        """Write the file's terminal event and close it.
+        """Write the file's terminal event and close it; once.
 
         Args:
             duration_ns: how long the step has taken.
@@ -234,9 +244,10 @@ class Capture:
             status=RunStatus.SUCCESS if failure is None else RunStatus.FAILED,
             reason=failure,
         )
-        with session.writer.inside(), self._writer.lock:  # nothing of another thread comes behind the terminal event
-            self.is_open = False
-            self._writer.write(terminal)
+        with self._writer.lock:  # nothing of another thread comes behind the terminal event
+            if self.is_open:
+                self.is_open = False
+                self._writer.write(terminal)
             self._writer.close()
         for why, lines in self._writer.lost().items():
             session.notices.lose("capture", why, lines)

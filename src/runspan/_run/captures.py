@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from runspan._run.captured_step import Capture
@@ -11,7 +12,7 @@ from runspan._run.ranges import load_nvtx
 from runspan.telemetry.processor import TraceStart
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from opentelemetry.trace import SpanContext
 
@@ -130,13 +131,22 @@ class StepCaptures:
         capture.close(duration_ns, error)
         return capture.context
 
-    def claim(self, capture: Capture) -> bool:
-        """Take an open capture in order to close it; False for whoever comes later."""
+    @contextmanager
+    def claim(self, capture: Capture) -> Iterator[bool]:
+        """Take an open capture in order to close it; False for whoever comes later.
+
+        What Ctrl-C interrupts leaves the capture open, for the run's end.
+        """
         try:
             self._open.remove(capture)
         except ValueError:
-            return False
-        return True
+            yield False
+            return
+        try:
+            yield True
+        except BaseException:
+            self._open.append(capture)
+            raise
 
     def cut_off(self, reason: str) -> None:
         """Close the captures of steps that the end of the run cuts off."""
@@ -152,7 +162,8 @@ class StepCaptures:
     def _capture(self, step: int, because: str, began_ns: int, ranges: ThreadRanges | None = None) -> Capture:
         clock = self.session.clock
         began_unix_nano = clock.time_ns() - (clock.monotonic_ns() - began_ns)
-        capture = Capture(self, step, because, TraceStart(began_unix_nano, began_ns), ranges)
-        self._open.append(capture)
+        with self.session.writer.inside():
+            capture = Capture(self, step, because, TraceStart(began_unix_nano, began_ns), ranges)
+            self._open.append(capture)
         self._captured.add(step)
         return capture

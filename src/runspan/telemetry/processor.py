@@ -170,7 +170,8 @@ class RunTraceProcessor(SpanProcessor):
         if scope is not None and scope.name == _OWN_SCOPE and span.is_recording():
             span.end(end_time)
         else:
-            self._write_end(span, max(0, self._clock.time_ns() - (span.start_time or 0)))
+            ended = self._clock.time_ns() if span.end_time is None else span.end_time
+            self._write_end(span, max(0, ended - (span.start_time or 0)))
 
     def expect_change(self, span_id: int) -> None:
         """Look at an open span of the run's own tracer when it ends: something about it is about to be set."""
@@ -293,6 +294,7 @@ class RunTraceProcessor(SpanProcessor):
             otel=otel,
             links=[span_link(link) for link in links] if links else None,
         )
+        entry.is_in_file = True  # a signal may end the run at the end of this very write
         entry.is_in_file = file.writer.write_plain(start)
         if file.watcher is not None and entry.is_in_file:
             file.watcher.started(start)
