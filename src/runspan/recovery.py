@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["RecoveryReport", "recover"]
 
 _HEARTBEATS = 3
+#: More than a meta line has.
+_FIRST_LINE_BYTES = 16 << 20
 
 
 class RecoveryReport(msgspec.Struct, frozen=True):
@@ -46,6 +48,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
         closed: the traces that were open, and what was done to each; none when there was nothing to do.
         stored: what storage was brought up to date with; None without a storage.
         exported: what was sent of the traces that were cut off; None without an endpoint, or without such a trace.
+        empty: files of processes that were killed before their first line was whole; they hold nothing.
         warnings: what could not be recovered; each names its file.
     """
 
@@ -53,6 +56,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     closed: tuple[ClosedTrace, ...]
     stored: ImportReport | None
     exported: ReplayReport | None
+    empty: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -98,6 +102,7 @@ def recover(
         closed=tuple(recovery.closed),
         stored=stored,
         exported=recovery.export(),
+        empty=tuple(recovery.empty),
         warnings=tuple(recovery.warnings),
     )
 
@@ -119,6 +124,7 @@ class _Recovery:
 
     def __init__(self, directory: RunDirectory, config: TracingConfig, clock: Clock) -> None:
         self.closed: list[ClosedTrace] = []
+        self.empty: dict[str, None] = {}
         self.warnings: dict[str, None] = {}
         self._directory = directory
         self._config = config
@@ -211,7 +217,10 @@ class _Recovery:
         except SchemaVersionError as error:
             self._warn(f"left as it is: {error}")
         except TraceFormatError as error:
-            self._warn(f"not recovered: {error}")
+            if _has_no_line(path):
+                self.empty.setdefault(str(path))
+            else:
+                self._warn(f"not recovered: {error}")
         return None
 
     def _warn(self, message: str) -> None:
@@ -224,6 +233,15 @@ def _first_parts(files: list[tuple[TraceName, Path]]) -> list[tuple[TraceName, P
     for name, path in files:
         first.setdefault((path.parent, name.stem), (name, path))
     return list(first.values())
+
+
+def _has_no_line(path: Path) -> bool:
+    """Whether a file has not even one line that is whole."""
+    try:
+        with path.open("rb") as file:
+            return b"\n" not in file.read(_FIRST_LINE_BYTES) and not file.read(1)
+    except OSError:
+        return False
 
 
 def _is_held_open(found: TracePeek, path: Path) -> bool:

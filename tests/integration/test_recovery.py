@@ -112,7 +112,7 @@ def _check_whole(directory: Path) -> None:
     found = RunDirectory(directory)
     files = [*found.trace_files(), *(file for capture in found.capture_files().values() for file in capture)]
     for name, path in files:
-        if name.part:
+        if name.part or not path.stat().st_size:  # killed before its first line
             continue
         with read(path) as reader:
             balance: Counter[str] = Counter()
@@ -127,15 +127,19 @@ def _check_whole(directory: Path) -> None:
 
 
 def test_processes_killed_at_random_moments_are_recovered(place: Workplace) -> None:
-    """Case 4: whenever SIGKILL comes, all that was recorded stays, and one recovery ends files and storage."""
+    """Cases 4, 36: whenever SIGKILL comes, all that was recorded stays, and one recovery ends files and storage."""
     moments = random.Random(4)  # noqa: S311 - moments, not secrets
     for index in range(6):
-        process = place.start(_TRAIN, pass_fds=(), **_SETTINGS, RUNSPAN_DIR=str(place.folder / str(index)))
+        # Every other one in small parts, of which closed ones are being packed.
+        parts = {"RUNSPAN_MAX_FILE_BYTES": "16KiB"} if index % 2 else {}
+        folder = str(place.folder / str(index))
+        process = place.start(_TRAIN, pass_fds=(), **_SETTINGS, **parts, RUNSPAN_DIR=folder)
         assert _first_line(process) == "going"
         time.sleep(moments.uniform(0, 0.1))
         _kill(process)
         directory = place.folder / str(index) / "runs" / "victim"
         before = _contents(directory)
+        assert any(".part-" in name for name in before) == bool(parts)
         with closing(SqlStorage(place.folder / str(index) / "experiments.db")) as storage:
             report = recover(directory, storage, _config(), clock=_Later())
             run = storage.get_run("victim")
@@ -172,6 +176,29 @@ def test_what_was_open_when_the_kill_came_is_ended(place: Workplace) -> None:
         "captures/update-000000001/rank-00000.jsonl": 3,  # step, forward, stuck
         child_name: 1,
     }
+
+
+def test_one_killed_rank_fails_the_run(place: Workplace) -> None:
+    """Where one of two ranks was killed, its trace alone is ended and exported, and the run has failed in storage."""
+    ranks = [{"RUNSPAN_RANK": str(rank), "RUNSPAN_WORLD_SIZE": "2"} for rank in range(2)]
+    source = _TRAIN.replace("itertools.count()", "range(10**9 if os.environ['RUNSPAN_RANK'] == '1' else 4)")
+    processes = [
+        place.start(source, name=f"rank_{rank['RUNSPAN_RANK']}", pass_fds=(), **_SETTINGS, **rank) for rank in ranks
+    ]
+    assert [_first_line(process) for process in processes] == ["going", "going"]
+    assert wait_for(processes[0]).returncode == 0
+    whole = (place.only_run / "rank-00000.jsonl").read_bytes()
+    _kill(processes[1])
+    with OtlpReceiver() as receiver, closing(SqlStorage(place.root / "experiments.db")) as storage:
+        to = {"RUNSPAN_OTLP_ENDPOINT": f"http://127.0.0.1:{receiver.port}"}
+        report = recover(place.only_run, storage, _config(**to), clock=_Later())
+        run = storage.get_run("victim")
+        assert {span.resource["runspan.rank"] for span in receiver.spans} == {1}
+        assert "rank" in {span.name for span in receiver.spans}
+    assert (run.status, run.reason) == (RunStatus.FAILED, "interrupted")
+    assert [closed.path for closed in report.closed] == [str(place.only_run / "rank-00001.jsonl")]
+    assert (place.only_run / "rank-00000.jsonl").read_bytes() == whole
+    _check_whole(place.only_run)
 
 
 def test_a_stopped_process_is_alive(place: Workplace) -> None:

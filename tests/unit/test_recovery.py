@@ -359,15 +359,17 @@ def test_steps_before_the_kill_and_after_the_resume_add_up(run_dir: Path) -> Non
 
 
 def test_traces_without_a_meta_line_are_told_of(trace: Path, run_dir: Path) -> None:
-    """Case 34: an empty file, a torn meta line and one that is not first stay as they are; the others are recovered."""
+    """Case 34: files that are empty, torn in their meta line or without one first stay; the others are recovered."""
     broken = {1: b"", 2: b'{"kind":"meta","sch', 3: encode(make_metric(0)) + encode(_META)}
+    paths = {rank: run_dir / TraceName(rank).filename for rank in broken}
     for rank, data in broken.items():
-        (run_dir / TraceName(rank).filename).write_bytes(data)
+        paths[rank].write_bytes(data)
     report = _recover(run_dir)
     assert [closed.path for closed in report.closed] == [str(trace)]
-    for rank, data in broken.items():
-        assert (run_dir / TraceName(rank).filename).read_bytes() == data
-        assert any(TraceName(rank).filename in warning for warning in report.warnings)
+    assert {rank: path.read_bytes() for rank, path in paths.items()} == broken
+    assert report.empty == (str(paths[1]), str(paths[2]))
+    (warning,) = report.warnings
+    assert warning.startswith(f"not recovered: {paths[3]}:1: the first line must be the meta event")
 
 
 def test_a_newer_schema_is_left_as_it_is(trace: Path, run_dir: Path) -> None:

@@ -79,6 +79,8 @@ def _print(report: RecoveryReport) -> None:
         say(f"{closed.path}: interrupted, last seen {format_time(closed.last_seen_unix_nano)}; {ended} ended{torn}")
     if not (report.closed or report.warnings):
         say(f"{report.path}: every trace has its end")
+    for path in report.empty:
+        say(f"{path}: empty: its process was killed before it had recorded anything")
     if report.stored is not None:
         say(f"storage: {counted(report.stored.points_added, 'point')} added, {report.stored.points_known} known")
     exported = report.exported
