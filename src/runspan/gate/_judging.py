@@ -274,9 +274,18 @@ def _measure(metrics: Mapping[str, float], entry: BaselineEntry) -> tuple[Metric
 
 
 def _bound_problems(results: Sequence[MetricResult]) -> list[str]:
-    return [
-        f"{result.metric} is {'missing or not finite' if result.value is None else f'{result.value:g}'},"
-        f" expected {result.expected}"
-        for result in results
-        if not result.holds
-    ]
+    problems = []
+    for result in results:
+        if result.value is None:
+            problems.append(f"{result.metric} is missing or not finite, expected {result.expected}")
+        elif not result.holds:
+            # The difference itself, not a share of the bound, which may be zero.
+            problems.append(f"{result.metric} is {result.value:g}, expected {result.expected}: {_miss(result)}")
+    return problems
+
+
+def _miss(result: MetricResult) -> str:
+    value, bound = float(result.value or 0), result.bound
+    if bound.max is not None and value > bound.max:
+        return f"{value - bound.max:g} above"
+    return f"{float(bound.min or 0) - value:g} below"

@@ -123,6 +123,8 @@ class Standings:
         self._boundaries = [path for path in rules.boundary_paths if path != CONFIG_PATH]
         self._full_shas: dict[str, str | None] = {}
         self._changes: dict[str, tuple[str, ...]] = {}
+        self._effects: dict[tuple[str, tuple[str, ...]], list[tuple[str, PathEffect]]] = {}
+        self._invalidations: dict[tuple[str, tuple[str, ...]], list[tuple[str, PathEffect]]] = {}
         self._same_rules: dict[str, bool] = {}
         self._rehashed: dict[str, Any] = {}
         self._trees: dict[str, str] | None = None
@@ -147,7 +149,19 @@ class Standings:
         Raises:
             GitError: git gives no answer.
         """
-        return [(path, self._effect(path, full_sha, benchmark_id)) for path in self._changed(full_sha)]
+        excluded = tuple(self._rules.excluded.get(benchmark_id, ()))
+        if (full_sha, excluded) not in self._effects:
+            self._effects[full_sha, excluded] = [
+                (path, self._effect(path, full_sha, excluded)) for path in self._changed(full_sha)
+            ]
+        return self._effects[full_sha, excluded]
+
+    def _invalidating(self, full_sha: str, benchmark_id: str) -> list[tuple[str, PathEffect]]:
+        excluded = tuple(self._rules.excluded.get(benchmark_id, ()))
+        if (full_sha, excluded) not in self._invalidations:
+            effects = self.effects(full_sha, benchmark_id)
+            self._invalidations[full_sha, excluded] = [item for item in effects if item[1].invalidates]
+        return self._invalidations[full_sha, excluded]
 
     def _of(self, record: GateRecord) -> Standing:
         if (problem := recipe_problem(self._git, record)) is not None:
@@ -155,8 +169,8 @@ class Standings:
         full_sha = self.full_sha(record)
         if full_sha is None:
             return self._by_trees(record)
-        effects = self.effects(full_sha, record.benchmark_id)
-        changed = [path for path, effect in effects if effect.invalidates]
+        effects = self._invalidating(full_sha, record.benchmark_id)
+        changed = [path for path, _ in effects]
         if not changed:
             return Standing(kind=StandingKind.STANDS, full_sha=full_sha)
         reason = f"{_listed(changed)} changed since {record.git_sha}"
@@ -172,7 +186,7 @@ class Standings:
             self._changes[full_sha] = self._git.changed_paths(full_sha)
         return self._changes[full_sha]
 
-    def _effect(self, path: str, full_sha: str, benchmark_id: str) -> PathEffect:
+    def _effect(self, path: str, full_sha: str, excluded: Sequence[str]) -> PathEffect:
         rules = self._rules
         if path == CONFIG_PATH and self._rules_differ(full_sha):
             return PathEffect.BOUNDARY
@@ -183,7 +197,7 @@ class Standings:
         # The rules are compared parsed: a comment in them changes no measurement.
         if path == CONFIG_PATH or not is_under(path, rules.perf_paths):
             return PathEffect.OUTSIDE
-        if is_under(path, rules.excluded.get(benchmark_id, ())):
+        if is_under(path, excluded):
             return PathEffect.EXCLUDED
         return PathEffect.PERFORMANCE
 
