@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from runspan.cli.gate import baseline, check, explain, show, sign, verify
+from runspan.cli.gate import baseline, check, explain, init, show, sign, verify
 from runspan.cli.gate._common import GATE_EXIT_CODES
 
 __all__ = ["register"]
 
-_COMMANDS = (check, show, explain, sign, verify, baseline)
+_COMMANDS = (check, show, explain, sign, verify, baseline, init)
 
 
 def register(app: typer.Typer) -> None:
