@@ -17,12 +17,12 @@ from runspan.gate.measuring import Report, parse_report, read_report
 from runspan.gate.storing import read_limited
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from runspan.gate.baseline import Benchmark
     from runspan.run import Run
 
-__all__ = ["OUTPUT_VARIABLE", "PARAMS_VARIABLE", "Execution"]
+__all__ = ["OUTPUT_VARIABLE", "PARAMS_VARIABLE", "Execution", "run_command"]
 
 #: Names the file that a command writes its result to.
 OUTPUT_VARIABLE = "RUNSPAN_BENCH_OUT"
@@ -74,30 +74,52 @@ class Execution:
             process.terminate()
 
     def _command(self, command: list[str]) -> Report:
-        with tempfile.TemporaryDirectory(prefix="runspan-bench-") as folder:
-            output = Path(folder) / "result.json"
-            environ = {
-                **self._run.child_environ(os.environ),
-                OUTPUT_VARIABLE: str(output),
-                PARAMS_VARIABLE: json.dumps(self._arguments),
-            }
-            try:
-                self._process = subprocess.Popen(  # noqa: S603 - the command that the repository declares
-                    command, cwd=self._top, env=environ, stdin=subprocess.DEVNULL, stdout=_STDERR
-                )
-            except OSError as error:
-                raise GateError(f"{command[0]} cannot be run: {error.strerror or error}") from error
-            try:
-                code = self._process.wait()
-            except BaseException:
-                self.stop()
-                self._process.wait()
-                raise
-            if code != 0:
-                raise GateError(f"{command[0]} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}")
-            if not output.exists():
-                raise GateError(f"{command[0]} wrote no result to ${OUTPUT_VARIABLE}")
-            return read_report(read_limited(output))
+        environ = {**self._run.child_environ(os.environ), PARAMS_VARIABLE: json.dumps(self._arguments)}
+        return run_command(command, self._top, environ, self._started)
+
+    def _started(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+
+def run_command(
+    command: Sequence[str],
+    folder: Path,
+    environ: Mapping[str, str],
+    started: Callable[[subprocess.Popen[bytes]], None] | None = None,
+) -> Report:
+    """Run a command that writes a result, and read it.
+
+    Args:
+        command: the command; what it prints goes to stderr.
+        folder: where it runs.
+        environ: its variables.
+        started: told of the process.
+
+    Raises:
+        GateError: it cannot be run, ends with an error, or writes no result.
+    """
+    with tempfile.TemporaryDirectory(prefix="runspan-bench-") as scratch:
+        output = Path(scratch) / "result.json"
+        variables = {**environ, OUTPUT_VARIABLE: str(output)}
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the command that the repository declares
+                list(command), cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=_STDERR
+            )
+        except OSError as error:
+            raise GateError(f"{command[0]} cannot be run: {error.strerror or error}") from error
+        if started is not None:
+            started(process)
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        if code != 0:
+            raise GateError(f"{command[0]} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}")
+        if not output.exists():
+            raise GateError(f"{command[0]} wrote no result to ${OUTPUT_VARIABLE}")
+        return read_report(read_limited(output))
 
 
 def _load(target: str, top: Path) -> Callable[..., Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import AbstractContextManager, nullcontext
+import shlex
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,10 +17,11 @@ from runspan.cli._workspace import Workspace
 from runspan.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from runspan.bench import BenchResult
     from runspan.gate.baseline import Benchmark
+    from runspan.gate.noise import PairedComparison
     from runspan.storage.base import ExperimentStorage
 
 __all__ = ["register"]
@@ -49,6 +51,7 @@ def register(app: typer.Typer) -> None:
     )
     bench.command("list", short_help="List the declared benchmarks.", epilog=_EXIT_CODES)(_list)
     bench.command("run", short_help="Run a benchmark.", epilog=_EXIT_CODES)(_run)
+    bench.command("compare", short_help="Compare two revisions or commands in turns.", epilog=_EXIT_CODES)(_compare)
     app.add_typer(bench)
 
 
@@ -143,6 +146,92 @@ def _run(
     else:
         _print_result(result)
     raise typer.Exit(_CODES[result.outcome])
+
+
+def _compare(
+    baseline: Annotated[str, typer.Argument(metavar="A", help="A revision, or without --benchmark a command.")],
+    candidate: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    *,
+    benchmark: Annotated[
+        str | None, typer.Option("--benchmark", metavar="BENCHMARK", help="The benchmark that both revisions have.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="How often each is measured; six or more decide.")
+    ] = 10,
+    param: ParamOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure two variants in turns, A B B A, and tell which metrics differ.
+
+    With --benchmark A and B are revisions, laid out in folders of their own; without, they are commands that write
+    their result to the file that RUNSPAN_BENCH_OUT names. Equal code is called different in 5 % of comparisons at most,
+    for each metric, whatever the noise: the exact rate stands beside the answer. Slower and faster are answers like any
+    other; the exit code is 3 where a variant cannot be measured, or there were too few rounds.
+    """
+    from runspan._bench.comparison import (  # noqa: PLC0415 - a command loads what it needs
+        CommandVariant,
+        RevisionVariant,
+        Variant,
+        checked_out,
+        compare_variants,
+    )
+    from runspan._git import Git, GitError  # noqa: PLC0415
+    from runspan._run.progress import step_progress  # noqa: PLC0415
+    from runspan.errors import GateError  # noqa: PLC0415
+    from runspan.gate.noise import Difference  # noqa: PLC0415
+
+    params = _pairs("--param", param)
+    if benchmark is None and params:
+        raise ConfigError("--param goes with --benchmark: write a command's arguments into the command")
+    variants: list[Variant] = []
+    try:
+        with ExitStack() as folders:
+            if benchmark is None:
+                variants = [CommandVariant(_command(text)) for text in (baseline, candidate)]
+            else:
+                git = Git.around(Path.cwd())
+                options = [option for key, value in params.items() for option in ("--param", f"{key}={value}")]
+                for revision in (baseline, candidate):
+                    folder = folders.enter_context(checked_out(git, revision))
+                    variants.append(RevisionVariant(revision, folder, [benchmark, *options]))
+            advance = folders.enter_context(step_progress(2 * rounds, shown=not json))
+            compared = compare_variants(variants[0], variants[1], rounds, advance)
+    except (GateError, GitError) as error:
+        note(f"no verdict: {error}")
+        raise typer.Exit(_NO_VERDICT) from error
+    if json:
+        print_json({"baseline": baseline, "candidate": candidate, "metrics": compared})
+    else:
+        _print_comparison(compared)
+    if any(item.difference is Difference.UNDECIDED for item in compared.values()):
+        raise typer.Exit(_NO_VERDICT)
+
+
+def _print_comparison(compared: Mapping[str, PairedComparison]) -> None:
+    columns = (
+        *(Column("METRIC", shrinks=True), Column("A", right=True), Column("B", right=True)),
+        *(Column("CHANGE", right=True), Column("INTERVAL"), Column("B IS"), Column("FALSE ALARMS", right=True)),
+    )
+    rows = []
+    for name, item in compared.items():
+        share = f" ({item.change / abs(item.baseline):+.1%})" if item.baseline else ""
+        interval = rate = _ABSENT
+        if item.low is not None and item.high is not None:
+            interval, rate = f"{format_number(item.low)} to {format_number(item.high)}", f"{item.false_alarm_rate:.1%}"
+        medians = (format_number(item.baseline), format_number(item.candidate))
+        change = f"{format_number(item.change)}{share}"
+        rows.append([name, *medians, change, interval, str(item.difference), rate])
+    print_rows(open_console(), columns, rows)
+
+
+def _command(text: str) -> list[str]:
+    try:
+        command = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"command {text!r}: {error}") from error
+    if not command:
+        raise ConfigError("an empty command: expected a program and its arguments")
+    return command
 
 
 def _print_result(result: BenchResult) -> None:
