@@ -113,6 +113,13 @@ def test_a_run_that_was_killed_is_asked_like_any_other(runspan: Cli) -> None:
     assert answer.err == f"runspan: {path}: its last line is cut off; what stands before it was read\n"
 
 
+def test_one_trace_file_is_asked_alone(runspan: Cli) -> None:
+    """The path of a rank's file means that rank."""
+    path = runspan.root / "runs" / "run-a" / "rank-00001.jsonl"
+    answer = runspan("query", str(path), "SELECT DISTINCT rank FROM steps", "--json")
+    assert (answer.code, answer.document["rows"]) == (0, [[1]])
+
+
 def test_control_characters_do_not_reach_the_terminal(runspan: Cli) -> None:
     """Names are the user's: what would move the cursor is escaped."""
     answer = runspan("query", "run-a", "SELECT chr(27) || '[2J' AS \"a\nb\"")

@@ -272,7 +272,7 @@ def test_a_mistake_is_told_before_anything_is_read(tmp_path: Path, monkeypatch: 
     """A wrong column is named with what was likely meant, without the time that loading takes."""
     write_trace(tmp_path / "run", make_metric(0))
     monkeypatch.delattr(_rows.RowWriter, "add")
-    with pytest.raises(ConfigError, match=r'(?s)column "valeu" not found.*"value".*its tables are metrics, steps,'):
+    with pytest.raises(ConfigError, match=r'(?s)column "valeu" not found.*value".*; its tables are metrics, steps,'):
         _ask(tmp_path / "run", "SELECT valeu FROM metrics")
 
 

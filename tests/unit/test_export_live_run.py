@@ -76,7 +76,7 @@ def test_a_run_is_asked_while_it_runs(live: LiveRuns) -> None:
     (directory,) = live.trace_dir.iterdir()
     sql = """
         SELECT
-            (SELECT count(*) FROM steps WHERE duration_ns >= phases['forward']),
+            (SELECT count(*) FROM steps WHERE duration_ns >= map_extract(phases, 'forward')[1]),
             (SELECT count(*) FROM metrics WHERE key = 'loss' AND isnan(value)),
             (SELECT list(name ORDER BY start_ns) FROM spans WHERE duration_ns IS NULL),
             (SELECT list(name ORDER BY start_ns) FROM spans WHERE capture = 'update-000000002'),

@@ -74,11 +74,12 @@ def test_the_rows_are_those_of_the_traces(tmp_path: Path) -> None:
 def test_many_rows_are_several_row_groups(tmp_path: Path) -> None:
     """A long table is written group by group, none larger than what a reader holds at once."""
     trace = write_trace(tmp_path / "run", *(make_metric(step) for step in range(130_000)))
-    export_parquet([trace], tmp_path / "out")
-    file = pq.ParquetFile(tmp_path / "out" / "metrics.parquet")
+    output = tmp_path / 'all of it\'s "rows"'
+    export_parquet([trace], output)
+    file = pq.ParquetFile(output / "metrics.parquet")
     assert file.metadata.num_rows == 130_000
     assert file.metadata.num_row_groups > 1
-    assert pq.read_table(tmp_path / "out" / "metrics.parquet")["step"].to_pylist() == list(range(130_000))
+    assert pq.read_table(output / "metrics.parquet")["step"].to_pylist() == list(range(130_000))
 
 
 def test_an_earlier_export_is_replaced_and_nothing_else(tmp_path: Path) -> None:

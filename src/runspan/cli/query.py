@@ -15,7 +15,7 @@ import typer
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, RunArgument, StorageOption
 from runspan.cli._output import Column, clean, counted, note, open_console, plain, print_rows, say
 from runspan.cli._workspace import Workspace
-from runspan.cli.trace._target import find_directory, find_trace_files
+from runspan.cli.trace._target import find_trace_files
 from runspan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _query(
     if json and csv:
         raise ConfigError("--json and --csv cannot be given together: choose one")
     workspace = Workspace.resolve(storage, directory)
-    found = find_trace_files(workspace, str(find_directory(workspace, run)))
+    found = find_trace_files(workspace, run)
     console = open_console(stderr=True)
     sources = find_sources(found)
     with create_database(sources) as database:

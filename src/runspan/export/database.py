@@ -74,7 +74,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
 }
 #: The tables that are made of a trace's lines.
 TABLES = tuple(_COLUMNS)
-_WAITED = " + ".join(f"coalesce(phases['{phase}'], 0)" for phase in sorted(COLLECTIVE_PHASES))
+_WAITED = " + ".join(f"coalesce(map_extract(phases, '{phase}')[1], 0)" for phase in sorted(COLLECTIVE_PHASES))
 #: What a table has beside its lines' columns and their owner: an expression, and its type.
 _DERIVED: dict[str, dict[str, tuple[str, str]]] = {
     # The time without what a rank spends waiting for the others.
@@ -158,7 +158,8 @@ class RunDatabase:
 
     def write_parquet(self, table: str, output: Path) -> None:
         """Write a loaded table as a Parquet file, a row group at a time."""
-        self._connection.execute(f"COPY {table} TO $path (FORMAT parquet, COMPRESSION zstd)", {"path": str(output)})
+        path = str(output).replace("'", "''")  # not every version takes it as a parameter
+        self._connection.execute(f"COPY {table} TO '{path}' (FORMAT parquet, COMPRESSION zstd)")
 
     def ask(self, sql: str) -> Answer:
         """Answer one query; the tables that it names are loaded first.
@@ -279,7 +280,7 @@ def _errors_explained() -> Iterator[None]:
     try:
         yield
     except _duckdb().Error as error:
-        reason = str(error).partition("\n\nLINE ")[0]
+        reason = str(error).partition("\nLINE ")[0].rstrip()
         raise ConfigError(
             f"the query cannot be answered: {reason}; its tables are {', '.join((*TABLES, 'traces'))}"
         ) from None
