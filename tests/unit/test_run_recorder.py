@@ -112,7 +112,7 @@ def test_every_kind_of_evidence_is_written_as_it_was_given(live: LiveRuns) -> No
             inputs=[1, "w"],
             output=3,
             output_dense_bytes=24,
-            timestamp_ns=500_000_000,
+            timestamp_ns=500_000_000 - _OP["duration_ns"],
             **_OP,
         ),
         Tensor(

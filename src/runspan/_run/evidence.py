@@ -47,7 +47,8 @@ def evidence_fields(event_type: type[Evidence], raw: Mapping[str, Any], capture:
         elif name == "span_id":
             fields[name] = capture.current_span_id()
         elif name == "timestamp_ns":
-            fields[name] = capture.now_ns()
+            # What has a duration is recorded when it is over: it began so long ago.
+            fields[name] = max(0, capture.now_ns() - _number("duration_ns", raw.get("duration_ns", 0)))
     if event_type is Gradient:
         fields.update(_gradient_state(fields.pop("norm", None)))
     if event_type is DeviceMemory and fields.keys() == {"timestamp_ns", "device"}:

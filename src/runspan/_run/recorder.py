@@ -113,7 +113,7 @@ class EvidenceRecorder:
             inputs: the inputs' tensor ids.
             output: the output's tensor id.
             output_dense_bytes: elements times their size, of the output.
-            timestamp_ns: when it began.
+            timestamp_ns: when it began; None: it is over just now, and began so long ago as it took.
             span_id: the span that ran it.
         """
         if self._capture is not None:
