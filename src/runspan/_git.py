@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Git", "GitError", "TreeEntry"]
 
-_TIMEOUT_S = 10.0
+#: Long enough to look at every file of a large repository.
+_TIMEOUT_S = 120.0
 _WORK_TREE = "GIT_WORK_TREE"
 #: Variables that tell git where the repository, its index and its objects are.
 _LOCATION = (
@@ -65,13 +66,19 @@ class Git:
         top: the working tree's top folder.
     """
 
-    def __init__(self, top: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, top: Path, environ: Mapping[str, str], timeout_s: float) -> None:
         self.top = top
         self._environ = dict(environ)
+        self._timeout_s = timeout_s
 
     @classmethod
-    def at(cls, top: Path, environ: Mapping[str, str] | None = None) -> Git:
+    def at(cls, top: Path, environ: Mapping[str, str] | None = None, *, timeout_s: float = _TIMEOUT_S) -> Git:
         """Return the git of the working tree whose top is this folder.
+
+        Args:
+            top: the folder.
+            environ: the environment that git gets; None: the process's.
+            timeout_s: how long one question may take, in seconds.
 
         Raises:
             GitError: it is the top of none, or git refuses or is not there.
@@ -82,14 +89,14 @@ class Git:
             variables = {name: value for name, value in variables.items() if name not in _LOCATION}
         elif "GIT_DIR" in variables and not _names(variables.get(_WORK_TREE, ""), top):
             raise GitError(f"GIT_DIR is set, but GIT_WORK_TREE does not name {top}, which has no .git: unset GIT_DIR")
-        git = cls(top, variables)
+        git = cls(top, variables, timeout_s)
         found = Path(os.fsdecode(git.run("rev-parse", "--show-toplevel").rstrip(b"\n")))
         if not found.exists() or not found.samefile(top):
             raise GitError(f"{top} is not the top of a git repository: the one around it is {found}")
         return git
 
     @classmethod
-    def around(cls, directory: Path, environ: Mapping[str, str] | None = None) -> Git:
+    def around(cls, directory: Path, *, timeout_s: float = _TIMEOUT_S) -> Git:
         """Return the git of the working tree that a folder lies in.
 
         Raises:
@@ -97,19 +104,19 @@ class Git:
         """
         for folder in (directory, *directory.parents):
             if os.path.lexists(folder / ".git"):
-                return cls.at(folder, environ)
-        return cls.at(directory, environ)
+                return cls.at(folder, timeout_s=timeout_s)
+        return cls.at(directory, timeout_s=timeout_s)
 
     def run(self, *arguments: str, stdin: bytes = b"") -> bytes:
         """Run a git command in the top folder and return what it prints.
 
         Raises:
-            GitError: it fails, takes longer than 10 seconds, or there is no git.
+            GitError: it fails, takes too long, or there is no git.
         """
         command = ["git", "-C", str(self.top), *_SETTINGS, *arguments]
         try:
             done = subprocess.run(  # noqa: S603 - no shell
-                command, env=self._environ, input=stdin, capture_output=True, timeout=_TIMEOUT_S, check=False
+                command, env=self._environ, input=stdin, capture_output=True, timeout=self._timeout_s, check=False
             )
         except FileNotFoundError:
             raise GitError("there is no git on PATH") from None
@@ -264,7 +271,9 @@ class Git:
         folder = self.top / path
         if not os.path.lexists(folder / ".git"):
             return [path]
-        return [f"{path}/{inner}" for inner in Git.at(folder, self._environ).dirty_paths(["."])]
+        return [
+            f"{path}/{inner}" for inner in Git.at(folder, self._environ, timeout_s=self._timeout_s).dirty_paths(["."])
+        ]
 
 
 def _names(work_tree: str, top: Path) -> bool:

@@ -113,7 +113,6 @@ def test_a_rebase_leaves_a_record_standing(repository: GatedRepository) -> None:
 
 def test_a_checkout_with_other_line_ends_passes(repository: GatedRepository, tmp_path: Path) -> None:
     """Where text is checked out with CRLF nothing is dirty, and rules and bounds are read as they are committed."""
-    repository.commit({".gitattributes": "*.json -text\n"})
     repository.measure()
     repository.commit()
     clone = tmp_path / "crlf"
@@ -247,6 +246,35 @@ def test_a_crashed_rerun_fails_at_once(repository: GatedRepository) -> None:
     result = repository.result()
     assert result.outcome is GateOutcome.FAIL
     assert "the run failed" in result.problems[0]
+
+
+def test_a_run_that_never_ended_fails(repository: GatedRepository) -> None:
+    """A record that says Running, which no run writes, does not pass."""
+    repository.rewrite(repository.measure(), frame_status="Running")
+    result = repository.result()
+    assert result.outcome is GateOutcome.FAIL
+    assert "it did not complete" in result.problems[0]
+
+
+def test_deleting_a_failure_reveals_no_older_pass(repository: GatedRepository) -> None:
+    """A failed record that the change deletes is judged still while it stands; a newer pass comes before it."""
+    repository.measure("2026-01-02")
+    failed = repository.measure("2026-01-03", recorded_at=TIME + 1, verdict="FAIL")
+    repository.commit()
+    repository.git("branch", "-f", "base")
+    failed.unlink()
+    result = repository.result()
+    assert result.outcome is GateOutcome.FAIL
+    assert "2026-01-03.json (deleted since" in result.problems[0]
+    repository.measure("2026-01-04", recorded_at=TIME + 2)
+    assert repository.outcome() is GateOutcome.PASS
+
+
+def test_files_of_other_programs_are_no_benchmarks(repository: GatedRepository) -> None:
+    """JSON of other programs in .benchmarks requires nothing, unless it lies in the folder of a benchmark."""
+    repository.measure()
+    repository.write({".benchmarks/Linux-CPython-3.11/0001_x.json": "{}", ".benchmarks/.cache/x.json": "{}"})
+    assert repository.check().exit_code == 0
 
 
 def test_dirty_paths_fail(repository: GatedRepository) -> None:

@@ -68,6 +68,21 @@ def test_a_changed_record_or_another_signer_fails(repository: GatedRepository, k
     assert repository.outcome() is GateOutcome.FAIL
 
 
+def test_a_checkout_with_other_line_ends_leaves_a_signature_valid(
+    repository: GatedRepository, key: Ed25519PrivateKey, tmp_path: Path
+) -> None:
+    """CRLF line ends of a checkout are no change of a record; a changed value behind them is."""
+    sign(repository.measure(), key)
+    repository.commit()
+    repository.git("clone", "-q", "-c", "core.autocrlf=true", str(repository.top), str(tmp_path / "crlf"))
+    clone = GatedRepository(tmp_path / "crlf")
+    path = clone.top / ".benchmarks/decode/2026-01-02.json"
+    assert b"\r\n" in path.read_bytes()
+    assert clone.outcome(base="origin/HEAD") is GateOutcome.PASS
+    path.write_bytes(path.read_bytes().replace(b"12.5", b"11.5"))
+    assert clone.outcome(base="origin/HEAD") is GateOutcome.FAIL
+
+
 @pytest.mark.parametrize(
     "change",
     [{"v": 2}, {"v": True}, {"v": None}, {"sig": "!"}, {"sig": ""}, {"sig": 1}, {"key": None}, {"sig": "AAAA"}],

@@ -62,6 +62,23 @@ def test_a_submodule_has_its_own_commit(repository: Repository, tmp_path: Path) 
     assert Git.at(repository.top).dirty_paths(["lib"]) == ["lib"]
 
 
+def test_a_submodule_in_a_submodule_has_its_own_commit(repository: Repository, tmp_path: Path) -> None:
+    """Two levels down the sha is still the innermost's, and a change there is dirty at the top."""
+    inner, middle = Repository.create(tmp_path / "inner"), Repository.create(tmp_path / "middle")
+    sha = inner.commit({"code.py": "x = 1\n", "kept.py": "y = 1\n"})
+    add = ("-c", "protocol.file.allow=always", "submodule", "add", "-q")
+    middle.git(*add, str(inner.top), "inner")
+    middle.commit()
+    repository.git(*add, str(middle.top), "middle")
+    repository.git("-c", "protocol.file.allow=always", "submodule", "update", "-q", "--init", "--recursive")
+    repository.commit()
+    innermost = Repository(repository.top / "middle/inner")
+    assert Git.at(innermost.top).commit("HEAD") == sha
+    assert Git.at(repository.top).dirty_paths(["middle"]) == []
+    innermost.git("update-index", "--assume-unchanged", "kept.py")
+    assert Git.at(repository.top).dirty_paths(["middle"]) == ["middle/inner/kept.py"]
+
+
 def test_a_repository_around_the_folder_is_not_asked(repository: Repository) -> None:
     """A folder inside a working tree is not its top, also where its own .git is empty or points nowhere."""
     folder = repository.top / "src"

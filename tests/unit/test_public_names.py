@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import runspan
+import runspan.gate
 import runspan.tracefile
 
 #: The list of the architecture, letter for letter.
@@ -15,6 +16,11 @@ RankContext TraceRunMeta ExecutionPhase TimingMode RunTraceProcessor ExperimentS
 FilterOp MetricPoint MetricSnapshot Trend ResourceSnapshot DashboardSource StorageDashboard Subscription Alert
 AlertLevel RunspanError ConfigError StorageError ExperimentNotFoundError RunNotFoundError InvalidStateError
 TraceFormatError SchemaVersionError GateError MissingExtraError
+""".split()  # noqa: SIM905 - as the architecture lists them
+
+_PUBLIC_GATE = """
+GateRecord RunRecord Frame FrameStatus Verdict VerdictKind Hardware HardwareStateReport TargetClosure Bound Baseline
+GateOutcome GateResult Standing check check_record
 """.split()  # noqa: SIM905 - as the architecture lists them
 
 #: What loads when a Run starts, and not before.
@@ -36,6 +42,13 @@ _HEAVY = (
 def test_all_is_the_list_of_the_architecture() -> None:
     """The package exports exactly the names that its architecture fixes, each once."""
     assert sorted(runspan.__all__) == sorted(_PUBLIC)
+
+
+def test_the_gates_names_are_those_of_the_architecture() -> None:
+    """The gate's package exports exactly its listed names, and each resolves."""
+    assert sorted(runspan.gate.__all__) == sorted(_PUBLIC_GATE)
+    for name in runspan.gate.__all__:
+        assert getattr(runspan.gate, name) is not None
 
 
 def test_all_equals_the_visible_names() -> None:

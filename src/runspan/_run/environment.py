@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["GitState", "collect_environment", "default_entrypoint", "git_state", "script_stem"]
 
 _MAX_DIFF_BYTES = 1 << 20
+_GIT_TIMEOUT_S = 10.0
 
 
 class GitState(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ def git_state(redactor: Redactor) -> GitState:
     goes on without. Secrets in the remote and in the diff are hidden, and the diff is cut at 1 MiB.
     """
     try:
-        git = Git.around(Path.cwd())
+        git = Git.around(Path.cwd(), timeout_s=_GIT_TIMEOUT_S)
         sha = git.commit("HEAD")
     except (GitError, OSError):  # OSError: the working directory was removed
         return GitState()

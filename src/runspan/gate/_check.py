@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from runspan._git import Git, GitError
 from runspan.errors import GateError
 from runspan.gate._changes import bounds_changes
-from runspan.gate._folder import read_folder
+from runspan.gate._folder import added_records, deleted_failures, read_folder
 from runspan.gate._judging import Judge
 from runspan.gate._results import GateOutcome, GateReport, GateResult
 from runspan.gate.baseline import BOUNDS_PATH, CONFIG_PATH, Baseline, parse_baseline, parse_config
 from runspan.gate.signing import check_signers
 from runspan.gate.standing import Standings, load_rules
-from runspan.gate.storing import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -64,7 +63,7 @@ def check(
         merge_base = git.merge_base(_base_commit(git, base), head)
         rules = load_rules(git)
         baseline, base_baseline = load_baseline(git, "HEAD"), load_baseline(git, merge_base)
-        added = _added_records(git, merge_base, root)
+        added, deleted = added_records(git, merge_base), deleted_failures(git, merge_base)
         keys = check_signers(trusted_signers(git, merge_base, rules))
     except GitError as error:
         reason = f"git gives no answer: {error}"
@@ -78,7 +77,9 @@ def check(
         raise GateError(
             f"--allow-removed {not_removed[0]}: the entries of this benchmark were not removed since {base}"
         )
-    wanted = set(benchmark_ids) or baseline.benchmark_ids | removed | {_benchmark_of(path) for path in added}
+    unlisted = {path.split("/")[1] for path in added} - baseline.benchmark_ids - removed
+    with_records = {name for name in unlisted if _has_records(root, name, now_unix_s)}
+    wanted = set(benchmark_ids) or baseline.benchmark_ids | removed | with_records
     judge = Judge(Standings(git, rules), baseline, keys, added, allow_other_hardware=allow_other_hardware)
     results = []
     for benchmark_id in sorted(wanted - set(allow_removed)):
@@ -86,7 +87,9 @@ def check(
             problem = f"its entries were removed from {BOUNDS_PATH}: --allow-removed {benchmark_id} if that is meant"
             results.append(GateResult(benchmark_id=benchmark_id, outcome=GateOutcome.MISSING, problems=(problem,)))
         else:
-            results.append(judge.judge(benchmark_id, read_folder(root, benchmark_id, now_unix_s)))
+            found = read_folder(root, benchmark_id, now_unix_s)
+            gone = [candidate for candidate in deleted if candidate.record.benchmark_id == benchmark_id]
+            results.append(judge.judge(benchmark_id, found.also(gone)))
     return GateReport(
         results=tuple(results),
         head=head,
@@ -126,13 +129,9 @@ def _base_commit(git: Git, base: str) -> str:
         raise GateError(f"--base {base}: {error}; fetch it, or name the branch to be merged into") from error
 
 
-def _added_records(git: Git, merge_base: str, root: Path) -> frozenset[str]:
-    """Return the records that are not, or not as they are, at the merge base; not yet committed ones too."""
-    committed = git.files("HEAD", [FOLDER])
-    changed = [path for path in git.changed_paths(merge_base) if path.startswith(f"{FOLDER}/")]
-    present = {str(path.relative_to(root)) for path in root.glob(f"{FOLDER}/*/*.json")}
-    return frozenset(path for path in present if path in changed or path not in committed)
-
-
-def _benchmark_of(path: str) -> str:
-    return path.split("/")[1]
+def _has_records(root: Path, folder: str, now_unix_s: float) -> bool:
+    """Whether a folder without an entry is one of a benchmark; other programs keep files in ``.benchmarks`` too."""
+    try:
+        return bool(read_folder(root, folder, now_unix_s).records)
+    except GateError:  # no benchmark has such a name
+        return False

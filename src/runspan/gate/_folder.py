@@ -14,7 +14,9 @@ from runspan.gate.storing import FOLDER, record_folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Found", "FoundRecord", "read_folder"]
+    from runspan._git import Git
+
+__all__ = ["Found", "FoundRecord", "added_records", "deleted_failures", "read_folder"]
 
 _MAX_AHEAD_S = 3600
 
@@ -49,6 +51,11 @@ class Found(msgspec.Struct, frozen=True):
     records: list[FoundRecord]
     problems: list[str]
 
+    def also(self, others: list[FoundRecord]) -> Found:
+        """Return the same with further records."""
+        records = sorted([*self.records, *others], key=lambda candidate: candidate.age_order, reverse=True)
+        return Found(records, self.problems)
+
 
 def read_folder(root: Path, benchmark_id: str, now_unix_s: float) -> Found:
     """Read a benchmark's folder; where there is none, it holds nothing.
@@ -79,3 +86,37 @@ def read_folder(root: Path, benchmark_id: str, now_unix_s: float) -> Found:
             found.records.append(FoundRecord(folder / name, path, record))
     found.records.sort(key=lambda candidate: candidate.age_order, reverse=True)
     return found
+
+
+def added_records(git: Git, merge_base: str) -> frozenset[str]:
+    """Return the paths of records that are not, or not as they are, at the merge base; not yet committed ones too.
+
+    Raises:
+        GitError: git gives no answer.
+    """
+    committed = git.files("HEAD", [FOLDER])
+    changed = [path for path in git.changed_paths(merge_base) if path.startswith(f"{FOLDER}/")]
+    return frozenset(path for path in _present(git) if path in changed or path not in committed)
+
+
+def deleted_failures(git: Git, merge_base: str) -> list[FoundRecord]:
+    """Return the failed records of the merge base that are gone, so that deleting one lets no older pass stand for it.
+
+    Raises:
+        GitError: git gives no answer.
+    """
+    present, found = _present(git), []
+    for path, entry in git.files(merge_base, [FOLDER]).items():
+        if path in present or not path.endswith(".json"):
+            continue
+        try:
+            record = GateRecord.from_json(git.blob(entry.oid))
+        except GateError:
+            continue
+        if record.frame_status_failed() or record.verdict == "FAIL":
+            found.append(FoundRecord(git.top / path, f"{path} (deleted since {merge_base[:10]})", record))
+    return found
+
+
+def _present(git: Git) -> set[str]:
+    return {str(path.relative_to(git.top)) for path in git.top.glob(f"{FOLDER}/*/*.json")}

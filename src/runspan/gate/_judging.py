@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runspan.gate._results import GateOutcome, GateResult, MetricResult
+from runspan.gate.frame import FrameStatus
 from runspan.gate.shard import (
     Part,
     aggregate_metrics,
@@ -185,6 +186,8 @@ class Judge:
     def _own_problems(self, candidate: FoundRecord) -> list[str]:
         """Say what is wrong with a record whatever it measured."""
         problems = []
+        if candidate.record.frame_status is not FrameStatus.COMPLETED:
+            problems.append(f"the run's status is {candidate.record.frame_status}: it did not complete")
         if candidate.record.dirty_paths:
             problems.append(f"measured with uncommitted changes: {', '.join(candidate.record.dirty_paths)}")
         if self._keys and (problem := signature_problem(candidate.file, self._keys)) is not None:

@@ -2,6 +2,7 @@
 
 What is signed is the file's bytes and then the record's ``git_sha``. The sidecar is the JSON object
 ``{"v":1,"key":…,"sig":…}``: the first 16 hex digits of the SHA-256 of the public key, and the signature in base64.
+A checkout that made the line ends CRLF changes no value of a record, and leaves its signature valid.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def sign(record: Path, key: Ed25519PrivateKey) -> Path:
     Raises:
         GateError: it is no record, or the signature cannot be written.
     """
-    signature = key.sign(_message(record))
+    signature = key.sign(_messages(record)[0])
     sidecar = {
         "v": _VERSION,
         "key": _key_id(key.public_key().public_bytes_raw()),
@@ -114,22 +115,26 @@ def signature_problem(record: Path, keys: dict[str, bytes]) -> str | None:
         return f"{record.name} is not signed"
     try:
         key_id, signature = _read_sidecar(path)
-        message = _message(record)
+        messages = _messages(record)
     except GateError as error:
         return f"the signature cannot be checked: {error}"
     if key_id not in keys:
         return f"{record.name} is signed by key {key_id}, which is none of the signers'"
-    try:
-        Ed25519PublicKey.from_public_bytes(keys[key_id]).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return f"{record.name} is not what key {key_id} signed"
-    return None
+    for message in messages:
+        try:
+            Ed25519PublicKey.from_public_bytes(keys[key_id]).verify(signature, message)
+        except (InvalidSignature, ValueError):
+            continue
+        return None
+    return f"{record.name} is not what key {key_id} signed"
 
 
-def _message(record: Path) -> bytes:
+def _messages(record: Path) -> list[bytes]:
+    """Return what is signed of a record: as its file stands, and as it stood before line ends were converted."""
     data = read_limited(record)
     try:
-        return data + GateRecord.from_json(data).git_sha.encode("ascii")
+        sha = GateRecord.from_json(data).git_sha.encode("ascii")
+        return [data + sha, data.replace(b"\r\n", b"\n") + sha]
     except GateError as error:
         raise GateError(f"{record}: {error}") from error
 
