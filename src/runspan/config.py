@@ -94,8 +94,10 @@ class TracingConfig:
         redact: names of secrets, see :class:`~runspan.redaction.Redactor`.
         stop_on_error: an alert of level error sets ``should_stop``.
         stop_on_critical: a critical alert sets ``should_stop``.
-        alert_webhook: URL that alerts are posted to. Never part of the repr.
-        alert_rules: the built-in rules that are on, see :data:`ALERT_RULES`.
+        alert_webhook: URL that alerts are posted to, as :class:`runspan._alert_webhook.AlertPayload`. Never part of
+            the repr.
+        alert_rules: the rules that are on: names of built-in ones, see :data:`ALERT_RULES`; and functions, among them
+            built-in rules with other thresholds, see :mod:`runspan.alerts`.
 
     Raises:
         ConfigError: a value of another type, out of range, or an endpoint that is none.
@@ -125,7 +127,7 @@ class TracingConfig:
     stop_on_error: bool = False
     stop_on_critical: bool = False
     alert_webhook: str | None = field(default=None, repr=False)
-    alert_rules: tuple[str, ...] = ALERT_RULES
+    alert_rules: tuple[str | Callable[..., Any], ...] = ALERT_RULES
 
     def __post_init__(self) -> None:
         for name in _FLAGS:
@@ -267,17 +269,23 @@ def _checked_base_url(name: str, value: object) -> str:
 
 
 def _checked_webhook(name: str, value: object) -> str:
-    if isinstance(value, str) and value.startswith(("http://", "https://")):
-        return value
+    try:
+        parts = urlsplit(value) if isinstance(value, str) and not re.search(r"\s", value) else None
+        if parts is not None and parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            return str(value)
+    except ValueError:  # an impossible port, half an IPv6 address
+        pass
     # The whole URL of a webhook is a credential, so the error shows none of it.
     raise ConfigError(f"{name}='***' cannot be used: it takes an http or https URL")
 
 
-def _checked_rules(name: str, value: object) -> tuple[str, ...]:
-    rules = _checked_names(name, value)
-    unknown = sorted(set(rules) - set(ALERT_RULES))
-    require(not unknown, name, ",".join(unknown), f"some of {', '.join(ALERT_RULES)}")
-    return rules
+def _checked_rules(name: str, value: object) -> tuple[str | Callable[..., Any], ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{name}={show_value(value)} cannot be used: it takes a list of names and functions")
+    named = _checked_names(name, [rule for rule in value if not callable(rule)])
+    unknown = sorted(set(named) - set(ALERT_RULES))
+    require(not unknown, name, ",".join(unknown), f"functions, and some of {', '.join(ALERT_RULES)}")
+    return tuple(value)
 
 
 def _checked_names(name: str, value: object) -> tuple[str, ...]:

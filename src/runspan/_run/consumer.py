@@ -154,6 +154,18 @@ class PointConsumer:
             statistics = self._statistics.items()
             return {key: item.last for key, item in statistics}, {key: item.nonfinite for key, item in statistics}
 
+    def tallies(self) -> dict[str, tuple[int, int, float]]:
+        """Return how many points each key has, how many of them are not finite, and the newest value."""
+        self.refresh()
+        with self._statistics_lock:
+            return {key: (item.count, item.nonfinite, item.last) for key, item in self._statistics.items()}
+
+    def recent(self, key: str, limit: int) -> list[float]:
+        """Return the newest values of a key (at most 1,024) that have been folded, oldest first."""
+        with self._statistics_lock:
+            statistics = self._statistics.get(key)
+            return [] if statistics is None else [value for _, value in list(statistics.recent)[-limit:]]
+
     def snapshots(self, limit: int) -> dict[str, MetricSnapshot]:
         """Return the last ``limit`` (at most 1,024) points of every key."""
         self.refresh()

@@ -141,10 +141,14 @@ class Finish:
     def _hand_over_failed_start(self, reason: str, error: BaseException) -> None:
         """Give storage and export what exists of a session that could not start."""
         session = self._session
+        if session.alerting is not None:
+            session.alerting.end()
         otel = getattr(session, "otel", None)
         if otel is not None:
             otel.end(RunStatus.FAILED, reason, error, {}, {})
             otel.drain()
+        if session.alerting is not None:
+            session.alerting.drain(time.monotonic() + session.spec.config.shutdown_timeout_s)
         if session.heartbeat is not None:
             session.heartbeat.stop()
         consumer = session.consumer
@@ -188,6 +192,8 @@ class Finish:
             reason = f"finish({status})" if error is None else describe_error(error, session.spec.redactor)
         session.metrics.close()
         session.steps.close()
+        if session.alerting is not None:
+            session.alerting.end()
         try:
             if error is not None:
                 session.journal.exception(error)
@@ -231,8 +237,12 @@ class Finish:
         if status is RunStatus.SUCCESS:  # where another one stopped says nothing about what it did
             record_golden_score(session)
         state.status = status
+        # The webhook posts while the export drains: both together have the one bound.
+        deadline_s = time.monotonic() + session.spec.config.shutdown_timeout_s
         session.otel.end(status, reason, error, summary, session.dropped())
         session.otel.drain()
+        if session.alerting is not None:
+            session.alerting.drain(deadline_s)
 
     def _close_file(self, status: RunStatus, reason: str | None, patience_s: float = -1.0) -> None:
         """Write what was lost and the terminal event, and close; nothing when it is closed.

@@ -140,19 +140,21 @@ class Journal:
             session.notices.refuse("alert", "invalid_value", "level", error)
             level = AlertLevel.WARNING
         level = AlertLevel(level)
-        alert = Alert(redactor.redact_text(text_of(title)), redactor.redact_text(text_of(text)), level, rule)
+        alert = Alert(redactor.redact_text(text_of(title)), redactor.redact_text(text_of(text)), level, text_of(rule))
         if not _is_logging_alert.get():  # a logging handler may itself raise an alert for what it is given
             token = _is_logging_alert.set(True)
             try:
                 logger.log(_LOG_LEVELS[level], "run %s: %s: %s", session.spec.run_id, alert.title, alert.text)
             finally:
                 _is_logging_alert.reset(token)
-        self.event("alert", level=level, message=alert.title, attributes={"text": alert.text, "rule": rule})
+        self.event("alert", level=level, message=alert.title, attributes={"text": alert.text, "rule": alert.rule})
         session.otel.alert(alert)
         with session.writer.lock:
             alerts = session.state.alerts
-            alerts[level, rule] = alerts.get((level, rule), 0) + 1
+            alerts[level, alert.rule] = alerts.get((level, alert.rule), 0) + 1
         session.writer.run_deferred()
+        if session.alerting is not None:
+            session.alerting.post(alert, session.clock.time_ns())
         if (config.stop_on_error and level in {AlertLevel.ERROR, AlertLevel.CRITICAL}) or (
             config.stop_on_critical and level == AlertLevel.CRITICAL
         ):

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from runspan._clock import SystemClock
+from runspan._run.alerting import Alerting
 from runspan._run.consumer import PointConsumer
 from runspan._run.environment import collect_environment, git_state
 from runspan._run.finish import Finish
@@ -81,6 +82,7 @@ class Session:
         )
         self.heartbeat: Heartbeat | None = None
         self.consumer: PointConsumer | None = None
+        self.alerting: Alerting | None = None
         self.output: OutputCopy | None = None
         self.hub = SubscriptionHub()
         self.clock_watch = ClockWatch(self.writer, self.clock, self.start)
@@ -173,6 +175,7 @@ class Session:
             publish=self.hub.publish,
             notices=self.notices,
         )
+        self.alerting = Alerting(self)
         if is_rank and self.place.earlier_attempts:
             self.consumer.submit(lambda storage: self.store.catch_up(storage, self.place, self.attempt))
         if is_rank:
@@ -187,6 +190,7 @@ class Session:
                 sample=self.usage.sample,
                 beaten=self._beaten,
             )
+            self.alerting.start()
         if spec.params:
             self.journal.log_params(spec.params)
         if spec.tags:
@@ -347,6 +351,8 @@ class Session:
         self.store.after_fork_in_child()
         self.heartbeat = None
         self.consumer = None
+        if self.alerting is not None:
+            self.alerting.abandon()
         self.hub = SubscriptionHub()
         self.output = None
         self.start = TraceStart.now(self.clock)

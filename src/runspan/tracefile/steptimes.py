@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
     from runspan.tracefile.layout import TraceName
 
-__all__ = ["COLLECTIVE_PHASES", "SlowRank", "StepTimes", "find_slow_rank", "read_step_times"]
+__all__ = [
+    "COLLECTIVE_PHASES",
+    "SlowRank",
+    "StepTimes",
+    "find_slow_rank",
+    "read_newest_step_times",
+    "read_step_times",
+]
 
 #: Phases in which a rank waits for the others: their time says nothing about the rank itself.
 COLLECTIVE_PHASES = frozenset({"all_gather", "all_reduce", "barrier", "broadcast", "reduce_scatter"})
@@ -25,6 +32,9 @@ COLLECTIVE_PHASES = frozenset({"all_gather", "all_reduce", "barrier", "broadcast
 _SLOW_FACTOR = 1.2
 #: ...and so much longer: below that it is the scheduler that differs, not the rank.
 _SLOW_EXCESS_NS = 1_000_000
+
+#: How much of a file's end :func:`read_newest_step_times` looks at: a hundred steps or more.
+_NEWEST_BYTES = 1 << 15
 
 #: Longer durations, which only a broken writer has, count as this long.
 _MAX_NS = 2**63 - 1
@@ -92,9 +102,28 @@ def read_step_times(folder: Path, parts: Iterable[TraceName]) -> StepTimes:
                 for line in lines:
                     if line.startswith(_STEP_LINE):
                         _add(line, whole, own, phases)
-    return StepTimes(
-        len(whole), _median(whole), _median(own), {name: median(durations) for name, durations in phases.items()}
-    )
+    return _summary(whole, own, phases)
+
+
+def read_newest_step_times(folder: Path, name: TraceName) -> StepTimes:
+    """Read the step lines at the end of one part of a trace, whatever its size; what is cut is passed over.
+
+    Args:
+        folder: the folder of the trace's files.
+        name: the part, usually the newest.
+
+    Raises:
+        TraceFormatError: the file is no regular file, or the operating system refuses.
+    """
+    whole, own = array("q"), array("q")
+    phases: dict[str, array[int]] = {}
+    part = open_part(folder, name)
+    if part is not None:
+        with part:
+            for line in part.read_tail(_NEWEST_BYTES).data.split(b"\n"):
+                if line.startswith(_STEP_LINE):
+                    _add(line, whole, own, phases)
+    return _summary(whole, own, phases)
 
 
 def find_slow_rank(times: Mapping[int, StepTimes]) -> SlowRank | None:
@@ -122,6 +151,12 @@ def _longest_excess(slowest: int, times: Mapping[int, StepTimes]) -> str | None:
         return times[slowest].phase_medians_ns[phase] - median(others)
 
     return max(times[slowest].phase_medians_ns.keys() - COLLECTIVE_PHASES, key=excess, default=None)
+
+
+def _summary(whole: array[int], own: array[int], phases: dict[str, array[int]]) -> StepTimes:
+    return StepTimes(
+        len(whole), _median(whole), _median(own), {name: median(durations) for name, durations in phases.items()}
+    )
 
 
 def _add(line: bytes, whole: array[int], own: array[int], phases: dict[str, array[int]]) -> None:
