@@ -24,8 +24,8 @@ __all__ = ["FALSE_ALARM_RATE", "Difference", "PairedComparison", "Proposal", "co
 
 #: The most that an interleaved comparison of equal code may call different.
 FALSE_ALARM_RATE = 0.05
-#: What noise a bound may have, as a share of it: see :meth:`Bound.problem`.
-_MAX_NOISE = 0.05
+#: What noise is proposed at most, as a share of the bound: a little less than `Bound.problem` allows, for rounding.
+_MAX_NOISE = 0.0499
 _BOUND_DIGITS = 6
 _NOISE_DIGITS = 3
 
