@@ -82,7 +82,7 @@ def test_a_bound_and_its_noise_are_short_numbers() -> None:
     low = propose_bound([100.0, 90.0, 98.0], "min").bound
     assert (tight.max, tight.noise) == (1.01, 0.01)
     assert (wide.max, wide.noise) == (2.0002, 0.0998)
-    assert (low.min, low.noise) == (94.28, 4.28)
+    assert (low.min, low.noise) == (94.27, 4.27)
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
