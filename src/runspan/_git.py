@@ -226,13 +226,34 @@ class Git:
         named = () if "." in paths else paths
         return _tree(self.run("ls-tree", "-r", "-z", "--full-tree", revision, "--", *named)) if paths else {}
 
+    def blobs(self, oids: Iterable[str]) -> dict[str, bytes]:
+        """Return files' contents as they were committed, by their object ids, with one question for all.
+
+        Raises:
+            GitError: there is no such file.
+        """
+        wanted = list(dict.fromkeys(oids))
+        if not wanted:
+            return {}
+        printed = self.run("cat-file", "--batch", stdin="".join(f"{oid}\n" for oid in wanted).encode("ascii"))
+        contents, position = {}, 0
+        for oid in wanted:
+            end = printed.index(b"\n", position)
+            _, _, facts = printed[position:end].partition(b" ")
+            kind, _, size = facts.partition(b" ")
+            if kind != b"blob":
+                raise GitError(f"object {oid} is no file: {facts.decode('utf-8', 'replace')}")
+            contents[oid] = printed[end + 1 : end + 1 + int(size)]
+            position = end + 1 + int(size) + 1
+        return contents
+
     def blob(self, oid: str) -> bytes:
         """Return a file's content as it was committed.
 
         Raises:
             GitError: there is no such file.
         """
-        return self.run("cat-file", "blob", oid)
+        return self.blobs([oid])[oid]
 
     def show(self, revision: str, path: str) -> bytes | None:
         """Return a file's content at a revision; None: it has no plain file there.

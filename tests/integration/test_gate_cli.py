@@ -259,8 +259,8 @@ def test_explain_names_the_rule_for_each_path(gate: GateCli) -> None:
     }
     assert answer.document["problems"] == ["the verdict is info: within bounds"]
     text = gate("explain", path).out
-    assert "invalidates" in text
-    assert "src/a.py (performance)" in text
+    assert "  counts     src/a.py (performance)\n" in text
+    assert "  no effect  docs/a.md (outside the performance paths)\n" in text
 
 
 def test_explain_has_the_exit_code_of_the_answer(gate: GateCli, monkeypatch: pytest.MonkeyPatch) -> None:

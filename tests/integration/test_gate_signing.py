@@ -9,10 +9,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from runspan.errors import GateError, MissingExtraError
 from runspan.gate import GateOutcome
 from runspan.gate.signing import check_signers, public_key_text, read_private_key, sign, signature_problem
+from support.gate import a_record
 from support.gated import CONFIG, GatedRepository
 
 if TYPE_CHECKING:
@@ -102,6 +105,22 @@ def test_a_sidecar_that_is_no_json_object_fails(repository: GatedRepository, con
     path = repository.measure()
     path.with_name(f"{path.name}.sig").write_bytes(content)
     assert repository.outcome() is GateOutcome.FAIL
+
+
+@given(
+    content=st.binary()
+    | st.text().map(str.encode)
+    | st.dictionaries(
+        st.sampled_from(["v", "key", "sig"]), st.none() | st.booleans() | st.integers() | st.text() | st.just("00")
+    ).map(lambda sidecar: json.dumps(sidecar).encode())
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_sidecar_but_the_signers_verifies(tmp_path: Path, key: Ed25519PrivateKey, content: bytes) -> None:
+    """Whatever stands in a sidecar that the signer did not write is told as a problem, without a crash."""
+    path = tmp_path / "record.json"
+    path.write_bytes(a_record().to_json())
+    path.with_name("record.json.sig").write_bytes(content)
+    assert signature_problem(path, check_signers([public_key_text(key)])) is not None
 
 
 def test_deleted_signers_are_required_still(repository: GatedRepository, key: Ed25519PrivateKey) -> None:

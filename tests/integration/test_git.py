@@ -230,6 +230,20 @@ def test_content_and_object_ids_of_a_commit(repository: Repository) -> None:
     assert "absent" not in entries
 
 
+def test_many_files_are_read_at_once(repository: Repository) -> None:
+    """Contents come back by their ids, empty ones and such with line ends too; what is no file is an error."""
+    repository.commit({"x/empty": "", "x/lines": "\n1\n\n", "x/binary": bytes(range(256)), "x/same": ""})
+    git = Git.at(repository.top)
+    files = git.files("HEAD", ["x"])
+    contents = git.blobs(entry.oid for entry in files.values())
+    read = {path: contents[entry.oid] for path, entry in files.items()}
+    assert read == {"x/empty": b"", "x/lines": b"\n1\n\n", "x/binary": bytes(range(256)), "x/same": b""}
+    assert git.blobs([]) == {}
+    for oid in ("0" * 40, git.entries("HEAD", ["x"])["x"].oid):
+        with pytest.raises(GitError, match="is no file"):
+            git.blob(oid)
+
+
 def test_the_common_commit_of_two_branches(repository: Repository) -> None:
     """The merge base is found; branches without one are an error."""
     base = repository.head

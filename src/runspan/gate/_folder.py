@@ -95,7 +95,7 @@ def added_records(git: Git, merge_base: str) -> frozenset[str]:
         GitError: git gives no answer.
     """
     committed = git.files("HEAD", [FOLDER])
-    changed = [path for path in git.changed_paths(merge_base) if path.startswith(f"{FOLDER}/")]
+    changed = set(git.changed_paths(merge_base))
     return frozenset(path for path in _present(git) if path in changed or path not in committed)
 
 
@@ -106,11 +106,15 @@ def deleted_failures(git: Git, merge_base: str) -> list[FoundRecord]:
         GitError: git gives no answer.
     """
     present, found = _present(git), []
-    for path, entry in git.files(merge_base, [FOLDER]).items():
-        if path in present or not path.endswith(".json"):
-            continue
+    gone = {
+        path: entry.oid
+        for path, entry in git.files(merge_base, [FOLDER]).items()
+        if path.endswith(".json") and path not in present and entry.mode.startswith("100")
+    }
+    contents = git.blobs(gone.values())
+    for path, oid in gone.items():
         try:
-            record = GateRecord.from_json(git.blob(entry.oid))
+            record = GateRecord.from_json(contents[oid])
         except GateError:
             continue
         if record.frame_status_failed() or record.verdict == "FAIL":

@@ -17,7 +17,7 @@ from runspan.gate._paths import normalized
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from runspan._git import Git, TreeEntry
+    from runspan._git import Git
     from runspan.gate.baseline import Command, GateConfig, Target
 
 __all__ = ["TREE", "TargetClosure", "attest", "hash_target", "parse_closure", "tree_attestations"]
@@ -97,7 +97,10 @@ def hash_target(git: Git, target: Target) -> TargetClosure:
     if target.hash == "files":
         identities = {path: entry.oid for path, entry in files.items()}
         return TargetClosure(hash=_digest(identities), arch=_ANY_ARCH, compiler="files")
-    identities = {path: _syntax_identity(git, path, entry) for path, entry in files.items()}
+    code = {path: entry for path, entry in files.items() if path.endswith(".py") and entry.mode.startswith("100")}
+    sources = git.blobs(entry.oid for entry in code.values())
+    identities = {path: f"{entry.mode} {entry.oid}" for path, entry in files.items()}
+    identities |= {path: _syntax_identity(path, sources[entry.oid]) for path, entry in code.items()}
     # How a tree is written down differs from one version of Python to the next.
     compiler = f"python-ast-{'.'.join(platform.python_version_tuple()[:2])}"
     return TargetClosure(hash=_digest(identities), arch=_ANY_ARCH, compiler=compiler)
@@ -110,11 +113,9 @@ def _digest(identities: Mapping[str, str]) -> str:
     return hashlib.sha256(b"".join(lines)).hexdigest()
 
 
-def _syntax_identity(git: Git, path: str, entry: TreeEntry) -> str:
-    if not path.endswith(".py") or not entry.mode.startswith("100"):
-        return f"{entry.mode} {entry.oid}"
+def _syntax_identity(path: str, source: bytes) -> str:
     try:
-        return ast.dump(ast.parse(git.blob(entry.oid)))
+        return ast.dump(ast.parse(source, path))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise GateError(f"{path} is no Python that this version reads: {error}") from error
 

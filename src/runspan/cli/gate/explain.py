@@ -96,7 +96,7 @@ def _print(
     if effects:
         print_heading(console, "Changed since")
         for changed, effect in sorted(effects, key=lambda item: not item[1].invalidates):
-            print_field(console, "invalidates" if effect.invalidates else "no effect", f"{changed} ({effect})")
+            print_field(console, "counts" if effect.invalidates else "no effect", f"{changed} ({effect})")
     if problems:
         print_heading(console, "Problems")
         for problem in problems:
