@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test stack-test lint format dashboards bench up down clean
+.PHONY: demo test stack-test lint format dashboards proto bench up down clean
 
 demo: $(INSTALLED)-demo
 	$(BIN)/runspan demo $(ARGS)
@@ -31,6 +31,10 @@ format: $(INSTALLED)-dev
 # What Grafana reads is generated: see tools/dashboards.
 dashboards: $(INSTALLED)-dev
 	PYTHONPATH=tools $(BIN)/python -m dashboards
+
+# The messages of the dashboard service are generated from proto/.
+proto: $(INSTALLED)-dev
+	$(BIN)/python tools/proto.py
 
 bench: $(INSTALLED)-dev
 	$(BIN)/python benchmarks/hot_paths.py $(ARGS)

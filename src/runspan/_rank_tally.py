@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from runspan._clock import Clock
     from runspan.tracefile.layout import TraceName
 
-__all__ = ["MAX_ALERTS", "RankTally", "SeriesTally", "TakenPoints", "TraceTally"]
+__all__ = ["MAX_ALERTS", "RankTally", "SeriesTally", "TakenPoints", "TraceTally", "metric_points"]
 
 #: How many of the newest alerts a frame has at most.
 MAX_ALERTS = 20
@@ -192,16 +192,10 @@ class TraceTally:
         return (len(self._ended_unix_nano) - 1) * 1e9 / elapsed_ns if elapsed_ns > 0 else None
 
     def _take(self, event: TraceEvent) -> Iterator[MetricPoint]:
-        rank, attempt = self._rank.number, self.attempt
         match event:
-            case Metric():
+            case Metric() | Metrics():
                 self._see(event.time_unix_nano)
-                yield MetricPoint(event.key, event.step, float(event.value), event.time_unix_nano, rank, attempt)
-            case Metrics():
-                self._see(event.time_unix_nano)
-                for key, value in event.values.items():
-                    step = (event.steps or {}).get(key, 0) if event.step is None else event.step
-                    yield MetricPoint(key, step, float(value), event.time_unix_nano, rank, attempt)
+                yield from metric_points(event, self._rank.number, self.attempt)
             case Step():
                 self._see(event.time_unix_nano)
                 self._take_step(event)
@@ -246,3 +240,19 @@ class TraceTally:
                 rule=str(attributes.get("rule", "user")),
             )
         )
+
+
+def metric_points(event: TraceEvent, rank: int, attempt: int) -> Iterator[MetricPoint]:
+    """Yield the points of an event; one that is no metric's has none.
+
+    Args:
+        event: the event.
+        rank: whose it is.
+        attempt: the rank's attempt.
+    """
+    if isinstance(event, Metric):
+        yield MetricPoint(event.key, event.step, float(event.value), event.time_unix_nano, rank, attempt)
+    elif isinstance(event, Metrics):
+        for key, value in event.values.items():
+            step = (event.steps or {}).get(key, 0) if event.step is None else event.step
+            yield MetricPoint(key, step, float(value), event.time_unix_nano, rank, attempt)

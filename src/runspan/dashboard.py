@@ -13,11 +13,11 @@ from runspan.errors import ConfigError, InvalidStateError, StorageError
 from runspan.records import MetricPoint, MetricSnapshot, ResourceSnapshot, RunStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from runspan.storage.base import ExperimentStorage
 
-__all__ = ["DashboardSource", "StorageDashboard", "Subscription", "SubscriptionHub"]
+__all__ = ["DashboardSource", "PointPoller", "StorageDashboard", "Subscription", "SubscriptionHub"]
 
 _LOGGER = logging.getLogger("runspan")
 _MAX_PENDING = 10_000
@@ -92,6 +92,11 @@ class Subscription:
         self._closed.set()
         self._pending.put(None)
 
+    def lose(self, count: int) -> None:
+        """Count points that were lost on the way here."""
+        with self._dropped_lock:
+            self._dropped += count
+
     def drain(self, deadline_monotonic_s: float) -> None:
         """Close once the callback has had what is waiting, or at a deadline of ``time.monotonic()``."""
         self._pending.put(None)
@@ -107,8 +112,7 @@ class Subscription:
         for point in points[:room]:
             self._pending.put(point)
         if len(points) > room:
-            with self._dropped_lock:
-                self._dropped += len(points) - room
+            self.lose(len(points) - room)
 
     def wait_closed(self, timeout_s: float) -> bool:
         """Wait for the subscription to be closed and return whether it is."""
@@ -213,7 +217,7 @@ class StorageDashboard:
 
     def subscribe(self, callback: Callable[[MetricPoint], object]) -> Subscription:
         """Call ``callback`` with each point that storage gets from now on, found by polling."""
-        poller = _Poller(self._storage, self._run_id, self._rank)
+        poller = PointPoller(self._storage, self._run_id, self._rank)
         subscription = Subscription(callback)
         threading.Thread(
             target=poller.run, args=(subscription, self._poll_interval_s), name="runspan-poll", daemon=True
@@ -229,14 +233,30 @@ class StorageDashboard:
 _Identity = tuple[int, int, int, str]
 
 
-class _Poller:
-    """Finds the points that storage got since the last look; begins with those it has at construction as known."""
+class PointPoller:
+    """Finds the points that storage got since the last look.
 
-    def __init__(self, storage: ExperimentStorage, run_id: str, rank: int) -> None:
+    Args:
+        storage: where the run is.
+        run_id: the run.
+        rank: whose points.
+        last: the newest known point of each key; None: all that storage has at construction is known.
+    """
+
+    def __init__(
+        self, storage: ExperimentStorage, run_id: str, rank: int, last: Mapping[str, MetricPoint] | None = None
+    ) -> None:
         self._storage = storage
         self._run_id = run_id
         self._rank = rank
-        self._last = {key: points[-1] for key, points in self._read(1).items() if points}
+        if last is None:
+            last = {key: points[-1] for key, points in self._read(1).items() if points}
+        self._last = dict(last)
+
+    @property
+    def last(self) -> dict[str, MetricPoint]:
+        """The newest known point of each key."""
+        return dict(self._last)
 
     def run(self, subscription: Subscription, interval_s: float) -> None:
         """Offer new points until the subscription is closed; a storage that fails is logged once and asked again."""

@@ -88,6 +88,19 @@ class DirectoryFrames:
         with self._lock:
             return {key: trace.tail.position for key, trace in self._traces.items()}
 
+    def status(self) -> str:
+        """Return the status of the run as of the last look, as a frame has it."""
+        with self._lock:
+            ranks = [self._ranks[number].frame(self._clock) for number in sorted(self._ranks)]
+            metas = [trace.tail.meta for trace in self._traces.values() if trace.tail.meta is not None]
+            return _status_of(ranks, max((meta.process.world_size for meta in metas), default=1))
+
+    def trace_folder(self, rank: int, attempt: int) -> Path | None:
+        """Return where the files of an attempt's trace are; None when the last look saw none."""
+        with self._lock:
+            trace = self._traces.get((rank, attempt))
+            return None if trace is None else trace.path.parent
+
     def recent_points(self, limit: int, rank: int = 0) -> dict[str, list[MetricPoint]]:
         """Return the newest ``limit`` points of each metric of a rank as of the last look, at most 1,000.
 

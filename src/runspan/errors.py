@@ -10,6 +10,7 @@
     ├── InvalidStateError         a call that the state of the run or row does not allow
     ├── TraceFormatError          a trace file or run directory that breaks the format
     │   └── SchemaVersionError    a schema that this version does not read
+    ├── RemoteError               a dashboard over the network that cannot be reached, or refuses
     ├── GateError                 a gate record or its configuration that cannot be used
     └── MissingExtraError         an optional dependency is not installed
 
@@ -25,6 +26,7 @@ __all__ = [
     "GateError",
     "InvalidStateError",
     "MissingExtraError",
+    "RemoteError",
     "RunNotFoundError",
     "RunspanError",
     "SchemaVersionError",
@@ -74,6 +76,10 @@ class TraceFormatError(RunspanError, ValueError):
 
 class SchemaVersionError(TraceFormatError):
     """The trace's schema is unknown to this version of runspan."""
+
+
+class RemoteError(RunspanError):
+    """A dashboard over the network cannot be reached, or refuses."""
 
 
 class GateError(RunspanError):

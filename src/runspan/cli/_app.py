@@ -8,7 +8,23 @@ import typer
 from typer.core import TyperGroup
 
 from runspan._version import __version__
-from runspan.cli import bench, demo, diff, doctor, gate, gc, importing, metrics, query, rm, runs, show, stack, trace
+from runspan.cli import (
+    bench,
+    demo,
+    diff,
+    doctor,
+    gate,
+    gc,
+    importing,
+    metrics,
+    query,
+    rm,
+    runs,
+    serve,
+    show,
+    stack,
+    trace,
+)
 from runspan.cli._options import EXIT_CODES
 from runspan.cli._output import say
 
@@ -62,5 +78,5 @@ def _runspan(
     """
 
 
-for _module in (runs, show, metrics, query, diff, importing, rm, gc, doctor, stack, trace, bench, gate, demo):
+for _module in (runs, show, metrics, query, diff, importing, rm, gc, doctor, stack, trace, serve, bench, gate, demo):
     _module.register(app)

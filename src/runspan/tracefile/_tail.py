@@ -61,7 +61,9 @@ class TraceTail:
         self.position = position or TailPosition()
         self._folder = folder
         self._name = msgspec.structs.replace(name, part=self.position.part, compressed=False)
-        self._skipped_lines = self.position.line
+        #: Of the part in hand: how many lines were read, and how many of its first ones are not decoded.
+        self._lines_read = 0
+        self._first_line = self.position.line
         self._part: Part | None = None
         self._decoder: LineDecoder = OwnDecoder()
 
@@ -71,8 +73,11 @@ class TraceTail:
             self._part.close()
             self._part = None
 
-    def batches(self) -> Iterator[list[TraceEvent]]:
+    def batches(self, until: TailPosition | None = None) -> Iterator[list[TraceEvent]]:
         """Yield what was written since the last look, some hundred lines at a time, until the end for now.
+
+        Args:
+            until: where to stop; the rest of the lines that were read with it is lost to this object.
 
         Raises:
             TraceFormatError: a file is no regular file, or the operating system refuses.
@@ -85,29 +90,33 @@ class TraceTail:
                     return
             # Looked for before the lines are: what this part gets later is its end alone.
             is_followed = find_part(self._folder, self._name.next_part()) is not None
-            while lines := self._part.read_lines():
-                events = self._decoded(lines, self._part)
-                self.position = TailPosition(self._name.part, self.position.line + len(lines))
+            while not self._has_reached(until) and (lines := self._part.read_lines()):
+                if until is not None and until.part == self._name.part:
+                    lines = lines[: until.line - self._lines_read]
+                if self.meta is None:
+                    self._read_meta(lines)
+                events = self._decoded(lines[max(0, self._first_line - self._lines_read) :], self._part)
+                self._lines_read += len(lines)
+                self.position = TailPosition(self._name.part, max(self._lines_read, self._first_line))
                 yield events
+            if self._has_reached(until):
+                return
             if not is_followed:
                 self._end_foreign()
                 return
             self.close()
             self._name = self._name.next_part()
-            self._skipped_lines = 0
+            self._lines_read = self._first_line = 0
             self.position = TailPosition(self._name.part, 0)
         self.close()
 
+    def _has_reached(self, until: TailPosition | None) -> bool:
+        return until is not None and TailPosition(self._name.part, self._lines_read) >= until
+
     def _decoded(self, lines: list[bytes], part: Part) -> list[TraceEvent]:
-        if self.meta is None:
-            self._read_meta(lines)
-        skipped = min(self._skipped_lines, len(lines))
-        if skipped:
-            self._skipped_lines -= skipped
-            self.position = TailPosition(self.position.part, self.position.line - skipped)
         is_own = isinstance(self._decoder, OwnDecoder)
         events: list[TraceEvent] = []
-        for line in lines[skipped:]:
+        for line in lines:
             if is_own and not line.startswith(_SHOWN):
                 continue
             try:

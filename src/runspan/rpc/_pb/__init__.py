@@ -1,0 +1,1 @@
+"""Generated from the .proto files: `make proto` writes it again."""
