@@ -268,6 +268,26 @@ def test_no_other_file_is_reached(tmp_path: Path, source: str) -> None:
         _ask(tmp_path / "run", f"FROM {source.format(secret)}")
 
 
+@pytest.mark.parametrize("sql", ["FROM '/absent.csv'", "EXPLAIN ANALYZE FROM read_csv('{}')"])
+def test_whether_a_file_exists_is_not_told_either(tmp_path: Path, sql: str) -> None:
+    """Neither the check before loading nor what only runs afterwards looks at a file."""
+    write_trace(tmp_path / "run", make_metric(0))
+    secret = tmp_path / "secret.csv"
+    secret.write_text("a\n1\n")
+    with pytest.raises(ConfigError, match="the query cannot be answered: Permission Error"):
+        _ask(tmp_path / "run", sql.format(secret))
+
+
+def test_span_lines_that_no_table_can_hold_are_counted(tmp_path: Path) -> None:
+    """A broken span line, and times beyond 64 bits with a sign, cost their own span and no other."""
+    start, end = span_events("aa", "train", 0, 10)
+    late = span_events("ab", "late", 2**63, 2**63 + 1)
+    path = write_trace(tmp_path / "run", start, end, *late)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], b'{"kind":"span_start","id":5}\n', *lines[3:]]))
+    assert _ask(tmp_path / "run", "SELECT name FROM spans", unreadable=2) == [("train",)]
+
+
 def test_a_mistake_is_told_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong column is named with what was likely meant, without the time that loading takes."""
     write_trace(tmp_path / "run", make_metric(0))
