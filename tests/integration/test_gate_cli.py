@@ -90,6 +90,17 @@ def test_of_several_outcomes_the_worst_code_counts(gate: GateCli) -> None:
     assert gate.check("a").code == 0
 
 
+def test_removed_benchmarks_are_allowed_by_name(gate: GateCli) -> None:
+    """A removed entry is missing; named on the command line, the remaining benchmarks decide."""
+    gate.repository.measure(benchmark_id="other")
+    gate.repository.commit({".benchmarks/bounds.toml": bounds_text(benchmark_id="other")})
+    answer = gate.check()
+    assert answer.code == 3
+    assert "--allow-removed decode if that is meant" in answer.out
+    assert gate.check("--allow-removed", "decode").code == 0
+    assert gate.check("--allow-removed", "other").code == 2
+
+
 def test_it_is_found_from_a_folder_below(gate: GateCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The repository is the nearest with .benchmarks; without one there is an error that says what to do."""
     gate.repository.measure()

@@ -16,7 +16,7 @@ from runspan.errors import GateError, MissingExtraError
 from runspan.gate import GateOutcome
 from runspan.gate.signing import check_signers, public_key_text, read_private_key, sign, signature_problem
 from support.gate import a_record
-from support.gated import CONFIG, GatedRepository
+from support.gated import CONFIG, GatedRepository, bounds_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,6 +134,21 @@ def test_deleted_signers_are_required_still(repository: GatedRepository, key: Ed
         assert repository.outcome() is GateOutcome.FAIL
         sign(path, key)
         assert repository.outcome() is GateOutcome.PASS
+
+
+def test_each_shard_is_signed(tmp_path: Path, key: Ed25519PrivateKey) -> None:
+    """One unsigned shard of a group fails the whole."""
+    more = 'aggregate = { latency_ms = "sum" }'
+    repository = GatedRepository.gated(tmp_path / "repository", config=_config(key), bounds=bounds_text(more=more))
+    paths = [
+        repository.measure(str(index), metrics={"latency_ms": 1.0, "shard.index": index, "shard.count": 2})
+        for index in range(2)
+    ]
+    sign(paths[0], key)
+    assert repository.result().problems == (".benchmarks/decode/1.json: 1.json is not signed",)
+    assert repository.outcome() is GateOutcome.FAIL
+    sign(paths[1], key)
+    assert repository.outcome() is GateOutcome.PASS
 
 
 def test_the_first_signers_are_heads(tmp_path: Path, key: Ed25519PrivateKey) -> None:

@@ -126,6 +126,13 @@ def test_git_dir_counts_where_it_names_the_folder(
     assert Git.at(repository.top).commit("HEAD") == sha
 
 
+def test_a_working_tree_that_is_set_elsewhere_is_not_believed(repository: Repository, tmp_path: Path) -> None:
+    """A repository whose settings name another folder as its working tree says nothing about this one."""
+    repository.git("config", "core.worktree", str(tmp_path))
+    with pytest.raises(GitError, match="is not the top of a git repository"):
+        Git.at(repository.top)
+
+
 def test_a_clone_of_depth_one_has_one_commit_and_says_so(repository: Repository, tmp_path: Path) -> None:
     """Its own sha is right, an older one is not there, and it is called shallow."""
     older = repository.head

@@ -4,6 +4,7 @@ import importlib.util
 import marshal
 import py_compile
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -33,6 +34,20 @@ def test_other_code_behind_a_valid_header_is_not(tmp_path: Path) -> None:
     cache.write_bytes(header)
     assert not is_own_bytecode(cache)
     cache.write_bytes(b"\0" * 32)
+    assert not is_own_bytecode(cache)
+
+
+def test_another_way_out_of_an_exception_is_other_code(tmp_path: Path) -> None:
+    """A function inside that differs only in where an exception leads to is not what the source compiles to."""
+    source = tmp_path / "code.py"
+    source.write_text("def run():\n    try:\n        return work()\n    except ValueError:\n        return 1\n")
+    cache = _compiled(source)
+    assert is_own_bytecode(cache)
+    header, code = cache.read_bytes()[:16], compile(source.read_text(), str(source), "exec")
+    forged = tuple(
+        const.replace(co_exceptiontable=b"") if isinstance(const, CodeType) else const for const in code.co_consts
+    )
+    cache.write_bytes(header + marshal.dumps(code.replace(co_consts=forged)))
     assert not is_own_bytecode(cache)
 
 

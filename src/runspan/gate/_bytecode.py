@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import marshal
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 __all__ = ["is_own_bytecode"]
 
@@ -28,6 +30,16 @@ def is_own_bytecode(path: Path) -> bool:
             return False
         level = path.name.removesuffix(".pyc").rpartition(".opt-")[2] if ".opt-" in path.name else "0"
         compiled = compile(source.read_bytes(), str(source), "exec", dont_inherit=True, optimize=int(level))
-        return bool(marshal.loads(data[_HEADER_BYTES:]) == compiled)  # noqa: S302 - compared, never run
+        return _is_same(marshal.loads(data[_HEADER_BYTES:]), compiled)  # noqa: S302 - compared, never run
     except (OSError, SyntaxError, ValueError, TypeError, EOFError, RecursionError):
         return False
+
+
+def _is_same(cached: Any, compiled: CodeType) -> bool:
+    """Compare code, and what Python's own comparison leaves out: where it jumps to when an exception is raised."""
+    if not isinstance(cached, CodeType) or cached != compiled:
+        return False
+    if cached.co_exceptiontable != compiled.co_exceptiontable:
+        return False
+    pairs = zip(cached.co_consts, compiled.co_consts, strict=True)
+    return all(_is_same(one, other) for one, other in pairs if isinstance(other, CodeType))

@@ -202,7 +202,9 @@ class Judge:
                 standing = self._standings.of(candidate.record)
                 if standing.kind is not StandingKind.STANDS:
                     kinds.add(standing.kind)
-                    problems.append(f"{candidate.path}, which this change adds, does not stand: {standing.reason}")
+                    problems.append(
+                        f"{candidate.path}, which this change adds, does not stand, so leave it out: {standing.reason}"
+                    )
         return problems, kinds == {StandingKind.UNKNOWN}
 
     def _is_other_model(self, record: GateRecord) -> bool:
