@@ -87,7 +87,7 @@ def recover(
         InvalidStateError: a process of the run is alive, or was less than three heartbeats ago, and nothing has been
             changed; or the storage has the run under another experiment.
         TraceFormatError: it is no run directory.
-        ConfigError: it cannot be written.
+        ConfigError: it cannot be written, or the endpoint cannot be used.
         StorageError: the storage cannot be read or written; the files are ended.
     """
     directory = RunDirectory(Path(run_dir))
@@ -129,6 +129,8 @@ class _Recovery:
         self._directory = directory
         self._config = config
         self._clock = clock
+        #: Asked before anything is changed: a configuration that cannot be used raises.
+        self._exports = bool(endpoints(config))
         self._open: list[_OpenTrace] = []
 
     def look(self) -> bool:
@@ -167,7 +169,7 @@ class _Recovery:
 
     def export(self) -> ReplayReport | None:
         """Send the traces that were cut off, by this recovery or an earlier one."""
-        if not endpoints(self._config):
+        if not self._exports:
             return None
         files = _first_parts(self._directory.trace_files())
         attempts = {(name.rank, name.attempt) for name, path in files if name.child is None and self._was_cut_off(path)}
