@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import msgspec
 from opentelemetry import context, trace
 
 import runspan
@@ -12,7 +13,7 @@ from runspan.export.folded import export_folded
 from runspan.export.perfetto import export_perfetto
 from runspan.export.speedscope import export_speedscope
 from support.chrome_trace import counters, load_chrome_trace, slices, thread_names
-from support.export_traces import trace_files
+from support.export_traces import span_events, trace_files, write_trace
 from support.speedscope_format import load_speedscope
 
 if TYPE_CHECKING:
@@ -98,3 +99,17 @@ def test_spans_keep_the_ids_of_opentelemetry(live: LiveRuns) -> None:
     with create_database(find_sources(trace_files(directory))) as database:
         rows = list(database.ask("SELECT trace_id, span_id FROM spans WHERE name = 'epoch'").rows)
     assert rows == [(trace.format_trace_id(current.trace_id), trace.format_span_id(current.span_id))]
+
+
+def test_a_renamed_span_has_its_last_name_everywhere(tmp_path: Path) -> None:
+    """Each export shows the name that a span's end tells, which is the one that a tracing store has."""
+    start, end = span_events("ab" * 8, "first", 0, 10)
+    path = write_trace(tmp_path, start, msgspec.structs.replace(end, name="last"))
+    export_perfetto([path], tmp_path / "trace.json")
+    assert [event["name"] for event in slices(load_chrome_trace(tmp_path / "trace.json"))] == ["last"]
+    export_speedscope([path], tmp_path / "profile.json")
+    assert load_speedscope(tmp_path / "profile.json")["shared"]["frames"] == [{"name": "last"}]
+    export_folded([path], tmp_path / "stacks.txt")
+    assert (tmp_path / "stacks.txt").read_text() == "last 10\n"
+    with create_database(find_sources([path])) as database:
+        assert list(database.ask("SELECT name FROM spans").rows) == [("last",)]

@@ -240,7 +240,7 @@ def _span_row(number: int, span: JoinedSpan) -> _SpanRow:
         span_id=start.id,
         parent_id=start.parent_id,
         trace_id=start.otel.trace_id,
-        name=readable(start.name),
+        name=readable(span.name),
         span_kind=start.span_kind,
         step_phase=start.step,
         measured=start.measured,

@@ -30,6 +30,11 @@ class JoinedSpan(msgspec.Struct, frozen=True):
     end_ns: int
 
     @property
+    def name(self) -> str:
+        """Its last name: its end tells one that it was given after its start."""
+        return self.start.name if self.end is None or self.end.name is None else self.end.name
+
+    @property
     def duration_ns(self) -> int:
         """How long it took, or has taken so far; never negative."""
         return self.end_ns - self.start.start_ns

@@ -2,7 +2,8 @@
 
 What flame graph programs read: ``run;rank;validate 1200345``, in ns. Self time is a span's duration minus the union of
 its children's intervals, summed over the spans of a path. Of several ranks each path begins with ``rank <n>``. A
-captured step is a trace of its own, and so a root.
+captured step is a trace of its own, and so a root. A span that was renamed has its last name, and what is below it its
+first one: its end alone tells that it was renamed.
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ class _Stacks:
             self._ids[key] = len(self._parents)
             self._parents.append(key)
         return self._ids[key]
+
+    def renamed(self, path: int, name: str) -> int:
+        """Return the path that has this name in place of its last one."""
+        parent, last = self._parents[path]
+        return path if name == last else self.path(parent, name)
 
     def add(self, path: int, self_ns: int) -> None:
         """Add self time to a path."""
@@ -152,7 +158,8 @@ class _Folding:
     def _finish(self, span: JoinedSpan) -> None:
         start = span.start
         cover = self._covers.pop(start.id)
-        self._stacks.add(cover.path, span.duration_ns - cover.length_within(start.start_ns, span.end_ns))
+        path = self._stacks.renamed(cover.path, span.name)
+        self._stacks.add(path, span.duration_ns - cover.length_within(start.start_ns, span.end_ns))
         if (parent := self._covers.get(start.parent_id or "")) is not None:
             parent.open_children.pop(start.id, None)
             parent.add(start.start_ns, span.end_ns)

@@ -205,7 +205,7 @@ class _SourceExport:
             arguments["status"] = readable(f"{end.status.code}: {end.status.message or ''}".rstrip(": "))
         start_ns = self._offset_ns + start.start_ns
         self._add_slice(
-            tid, start.name, start.span_kind, start_ns=start_ns, duration_ns=span.duration_ns, arguments=arguments
+            tid, span.name, start.span_kind, start_ns=start_ns, duration_ns=span.duration_ns, arguments=arguments
         )
         for event in (end.events if end is not None else None) or ():
             at_ns = start_ns + event.time_unix_nano - start.time_unix_nano

@@ -92,7 +92,7 @@ class _Profiles:
         with read(source.path) as reader:
             for span in read_spans(reader, lambda start: lanes.begin(start.id, start.parent_id, start.start_ns)):
                 lane, depth = lanes.finish(span.start.id, span.end_ns)
-                frame = self.frames.setdefault(scrub_text(span.start.name), len(self.frames))
+                frame = self.frames.setdefault(scrub_text(span.name), len(self.frames))
                 yield PlacedSlice(lane, offset_ns + span.start.start_ns, -(offset_ns + span.end_ns), depth, frame)
 
     def _write_profile(self, name: str, slices: Iterator[PlacedSlice]) -> None:
