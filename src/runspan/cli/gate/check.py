@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
 
 def _check(
     benchmarks: Annotated[
-        list[str] | None, typer.Argument(metavar="[BENCHMARK]...", help="Which; all that are required unless given.")
+        list[str] | None, typer.Argument(metavar="BENCHMARK", help="Which; all that are required unless given.")
     ] = None,
     *,
     base: Annotated[

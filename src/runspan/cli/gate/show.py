@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 def _show(
     benchmarks: Annotated[
-        list[str] | None, typer.Argument(metavar="[BENCHMARK]...", help="Whose; all benchmarks' unless given.")
+        list[str] | None, typer.Argument(metavar="BENCHMARK", help="Whose; all benchmarks' unless given.")
     ] = None,
     *,
     json: JsonOption = False,
