@@ -96,7 +96,7 @@ def test_from_init_to_a_passing_gate(repository: GateRepository, capsys: pytest.
     assert cli.main(["gate", "check", "--base", "HEAD"]) == 3
 
 
-def test_gate_init_outside_a_repository_has_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gate_init_outside_a_repository_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no top to write to without git."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
