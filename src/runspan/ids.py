@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "digest",
     "experiment_id",
+    "foreign_span_id",
     "format_span_id",
     "format_trace_id",
     "pending_span_id",
@@ -62,6 +63,14 @@ def step_trace_id(run_id: str, step: int) -> int:
 def pending_span_id(span_id: int) -> int:
     """Return the 64-bit id of the pending span that announces the span ``span_id``, never 0."""
     return _id_of(digest("runspan/pending/1", format_span_id(span_id)), _SPAN_ID_BYTES)
+
+
+def foreign_span_id(run_id: str, correlation_id: str, name: str) -> int:
+    """Return the 64-bit id of a span that another program's trace calls ``name``, never 0.
+
+    Such names count from one in each trace, so that those of two traces of a run are told apart by correlation id.
+    """
+    return _id_of(digest("runspan/foreign-span/1", run_id, correlation_id, name), _SPAN_ID_BYTES)
 
 
 def service_instance_id(run_id: str, rank: int, attempt: int) -> str:

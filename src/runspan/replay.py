@@ -186,9 +186,7 @@ class _Replay:
 
         config = self._config
         for source in self._sources:
-            # A rank exports the spans of its children, and none of their metrics; captured steps have none.
-            is_rank_trace = source.capture is None and source.child is None
-            opened = open_trace(source.path, self._warn) if is_rank_trace else None
+            opened = open_trace(source.path, self._warn) if source.has_metrics else None
             if opened is None:
                 continue
             reader, events = opened

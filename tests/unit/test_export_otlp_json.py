@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.json_format import ParseDict
@@ -13,16 +14,15 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality
 import runspan
 from runspan.errors import ConfigError, TraceFormatError
 from runspan.export.otlp_json import encode_request, export_otlp_json
+from runspan.ids import foreign_span_id
 from runspan.replay import replay
+from runspan.tracefile._state import read_head
 from runspan.tracefile.events import Count, Observe, Step
 from runspan.tracefile.layout import TraceName
 from support.cli import Cli
 from support.export_traces import make_exported_run
 from support.otlp_receiver import OtlpReceiver, points_in, spans_in
 from support.traces import START_UNIX_NANO, FixedClock, make_meta, make_metric, make_span, make_terminal, write_lines
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _HEX = {"traceId", "spanId", "parentSpanId"}
 #: OTLP's 64-bit integers, which JSON has as decimal strings.
@@ -94,6 +94,25 @@ def test_each_signal_is_a_file_of_otlp_json(tmp_path: Path) -> None:
     (span,) = traces[0]["resourceSpans"][0]["scopeSpans"][0]["spans"]
     assert (span["traceId"], span["spanId"], span["kind"]) == ("ab" * 16, "ab" * 8, 1)
     assert span["startTimeUnixNano"] == str(START_UNIX_NANO)
+
+
+def test_a_trace_of_candle_graph_has_derived_ids(tmp_path: Path) -> None:
+    """Span names of another program's become 64-bit ids, its entry point the service, its schema's name the scope."""
+    golden = Path(__file__).resolve().parents[1] / "golden" / "candle-graph-10.jsonl"
+    export_otlp_json([golden], tmp_path / "out")
+    assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == b""
+    (line,) = _lines(tmp_path / "out" / "traces.jsonl")
+    _check_encoding(line)
+    (resource,) = line["resourceSpans"]
+    assert {"key": "service.name", "value": {"stringValue": "train::update"}} in resource["resource"]["attributes"]
+    (scope,) = resource["scopeSpans"]
+    assert scope["scope"] == {"name": "candle-graph"}
+    meta = read_head(golden)
+    expected = f"{foreign_span_id(meta.run_id, meta.correlation_id, 's2'):016x}"
+    (measured,) = (span for span in scope["spans"] if span["name"] == "digits/update-000000000003")
+    assert (measured["traceId"], measured["spanId"]) == (meta.trace_id, expected)
+    children = [span["name"] for span in scope["spans"] if span.get("parentSpanId") == expected]
+    assert children == [f"digits/update-000000000003/{phase}" for phase in ("forward", "backward", "optimizer")]
 
 
 def test_the_lines_are_the_requests_of_a_replay(tmp_path: Path) -> None:

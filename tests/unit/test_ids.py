@@ -26,6 +26,7 @@ def test_ids_are_derived_as_other_programs_derive_them() -> None:
     assert ids.run_span_id("r") == int.from_bytes(digest("runspan/span/1", "r")[:8])
     assert ids.step_trace_id("r", 7) == int.from_bytes(digest("runspan/step/1", "r", 7)[:16])
     assert ids.pending_span_id(0xAB) == int.from_bytes(digest("runspan/pending/1", "00000000000000ab")[:8])
+    assert ids.foreign_span_id("r", "c", "s1") == int.from_bytes(digest("runspan/foreign-span/1", "r", "c", "s1")[:8])
     assert ids.experiment_id("mnist") == f"exp-{digest('runspan/experiment/1', 'mnist').hex()[:16]}"
 
 
@@ -53,7 +54,13 @@ def test_lone_surrogates_give_different_ids() -> None:
 def test_an_all_zero_digest_head_becomes_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The all-zero id is invalid in OpenTelemetry and is never returned."""
     monkeypatch.setattr(ids, "digest", lambda *_: bytes(32))
-    assert ids.run_trace_id("r") == ids.run_span_id("r") == ids.pending_span_id(5) == 1
+    assert (
+        ids.run_trace_id("r")
+        == ids.run_span_id("r")
+        == ids.pending_span_id(5)
+        == ids.foreign_span_id("r", "c", "s")
+        == 1
+    )
 
 
 def test_uuid7_holds_the_time_and_the_random_bits() -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from runspan.errors import TraceFormatError
 from runspan.tracefile._state import TraceStatus, peek, read_head
+from runspan.tracefile.events import SCHEMA
 from runspan.tracefile.layout import RunDirectory, TraceName
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class Source(msgspec.Struct, frozen=True):
     def attempt(self) -> int:
         """The rank's attempt."""
         return self.meta.process.attempt
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether a live run exports metrics of it: a rank's own, none of captured steps and of child processes."""
+        return self.capture is None and self.child is None and self.meta.schema == SCHEMA
 
     @property
     def label(self) -> str:

@@ -115,8 +115,7 @@ def _span_requests(sources: Sequence[Source], damage: dict[str, None]) -> Iterat
 
 def _metric_requests(sources: Sequence[Source], damage: dict[str, None]) -> Iterator[Message]:
     for source in sources:
-        # As live: a rank's own metrics; captured steps have none.
-        opened = open_trace(source.path, damage.setdefault) if source.capture is None and source.child is None else None
+        opened = open_trace(source.path, damage.setdefault) if source.has_metrics else None
         if opened is None:
             continue
         reader, events = opened

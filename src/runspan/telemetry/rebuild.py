@@ -13,6 +13,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from runspan import semconv
 from runspan._version import __version__
 from runspan.errors import TraceFormatError
+from runspan.ids import foreign_span_id
 from runspan.semconv import Attr, SpanName
 from runspan.telemetry.limits import with_dropped
 from runspan.tracefile._state import read_head
@@ -21,7 +22,7 @@ from runspan.tracefile.layout import RunDirectory, TraceName
 from runspan.tracefile.reader import read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from runspan.tracefile.events import SpanLink, TraceEvent
@@ -47,7 +48,7 @@ def rebuild_spans(
     started: dict[str, SpanStart] = {}
     for event in events:
         if isinstance(event, Meta):
-            rebuilder = _Rebuilder(event)
+            rebuilder = _Rebuilder(event) if event.schema == SCHEMA else _ForeignRebuilder(event)
         elif isinstance(event, SpanStart):
             started[event.id] = event
         elif isinstance(event, SpanEnd) and event.id in started and rebuilder is not None:
@@ -68,15 +69,12 @@ def open_trace(path: Path, warn: Callable[[str], object]) -> tuple[TraceReader, 
         warn: told of what is missing; each message names the file.
 
     Returns:
-        The reader and its events; None where not even the first line can be read, or its schema is not runspan's own.
+        The reader and its events; None where not even the first line can be read.
     """
     try:
         reader = read(path, lenient=True)
     except TraceFormatError as error:
         warn(f"left out: {error}")
-        return None
-    if reader.meta.schema != SCHEMA:
-        warn(f"{path}: left out: a trace of {reader.meta.schema} holds nothing of OpenTelemetry's")
         return None
     return reader, _readable(reader, warn)
 
@@ -165,17 +163,11 @@ class _Rebuilder:
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
-        self._resource = Resource(meta.resource, semconv.SCHEMA_URL)
-        # The version that recorded, which need not be this one.
-        version = str(meta.resource.get(Attr.DISTRO_VERSION, __version__))
-        self._own_scope = InstrumentationScope(semconv.SCOPE_NAME, version, semconv.SCHEMA_URL)
+        self._resource = Resource(self._resource_attributes(), semconv.SCHEMA_URL)
+        self._own_scope = self._recorder()
 
     def span(self, start: SpanStart, end: SpanEnd) -> ReadableSpan:
         otel = start.otel
-        parent = None
-        if otel.parent_span_id is not None:
-            # The file names a parent as its own span's only where it stands in this file.
-            parent = _context(otel.trace_id, otel.parent_span_id, is_remote=start.parent_id is None)
         scope = self._own_scope
         if otel.scope is not None:
             scope = InstrumentationScope(otel.scope.name, otel.scope.version, otel.scope.schema_url)
@@ -184,8 +176,8 @@ class _Rebuilder:
         events = [Event(item.name, item.attributes, item.time_unix_nano) for item in end.events or ()]
         return ReadableSpan(
             name=start.name if end.name is None else end.name,
-            context=_context(otel.trace_id, start.id, otel.flags, otel.trace_state),
-            parent=parent,
+            context=_context(otel.trace_id, self._id_of(start.id), otel.flags, otel.trace_state),
+            parent=self._parent(start),
             resource=self._resource,
             attributes=_attributes(start, end, dropped.get("attributes", 0)),
             events=with_dropped(events, dropped.get("events", 0)),
@@ -197,14 +189,54 @@ class _Rebuilder:
             instrumentation_scope=scope,
         )
 
+    def _resource_attributes(self) -> Mapping[str, Any]:
+        return self._meta.resource
+
+    def _recorder(self) -> InstrumentationScope:
+        """Return the scope of spans that name none; its version is that which recorded, which need not be this one."""
+        version = str(self._meta.resource.get(Attr.DISTRO_VERSION, __version__))
+        return InstrumentationScope(semconv.SCOPE_NAME, version, semconv.SCHEMA_URL)
+
+    def _parent(self, start: SpanStart) -> SpanContext | None:
+        otel = start.otel
+        if otel.parent_span_id is None:
+            return None
+        # The file names a parent as its own span's only where it stands in this file.
+        return _context(otel.trace_id, int(otel.parent_span_id, 16), is_remote=start.parent_id is None)
+
+    def _id_of(self, name: str) -> int:
+        return int(name, 16)
+
     def _link(self, link: SpanLink, start: SpanStart) -> Link:
         """Return a link; those to the ``run`` span, and those of the long spans, lead to another process's span."""
         is_long = start.name in _LONG_SPANS and start.otel.scope is None
         is_remote = is_long or link.span_id == self._meta.run_span_id
         attributes: Any = link.attributes
         return Link(
-            _context(link.trace_id, link.span_id, link.flags, link.trace_state, is_remote=is_remote), attributes
+            _context(link.trace_id, int(link.span_id, 16), link.flags, link.trace_state, is_remote=is_remote),
+            attributes,
         )
+
+
+class _ForeignRebuilder(_Rebuilder):
+    """Makes spans of another program's trace, which knows nothing of OpenTelemetry: what they need is derived.
+
+    Ids come from the names that spans have in the file, the same at every export; the service is the entry point.
+    """
+
+    def _resource_attributes(self) -> Mapping[str, Any]:
+        meta = self._meta
+        derived = {Attr.SERVICE_NAME: meta.entrypoint, Attr.RUN_ID: meta.run_id, Attr.DEVICE: meta.device}
+        return derived | dict(meta.resource)
+
+    def _recorder(self) -> InstrumentationScope:
+        return InstrumentationScope(self._meta.schema.partition("/")[0])
+
+    def _parent(self, start: SpanStart) -> SpanContext | None:
+        return None if start.parent_id is None else _context(start.otel.trace_id, self._id_of(start.parent_id))
+
+    def _id_of(self, name: str) -> int:
+        return foreign_span_id(self._meta.run_id, self._meta.correlation_id, name)
 
 
 def _attributes(start: SpanStart, end: SpanEnd, dropped: int) -> BoundedAttributes:
@@ -218,11 +250,11 @@ def _attributes(start: SpanStart, end: SpanEnd, dropped: int) -> BoundedAttribut
 
 
 def _context(
-    trace_id: str, span_id: str, flags: int | None = None, state: str | None = None, *, is_remote: bool = False
+    trace_id: str, span_id: int, flags: int | None = None, state: str | None = None, *, is_remote: bool = False
 ) -> SpanContext:
     return SpanContext(
         int(trace_id, 16),
-        int(span_id, 16),
+        span_id,
         is_remote=is_remote,
         trace_flags=TraceFlags(_SAMPLED if flags is None else flags),
         trace_state=TraceState.from_header([state]) if state else None,
