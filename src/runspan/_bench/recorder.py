@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runspan._output_file import whole_file
 from runspan._plain import scrub_text
 from runspan._run.gate import export_gate_span, set_gate_values
 from runspan._version import __version__
@@ -17,7 +18,6 @@ from runspan.gate.measuring import Result, failed
 from runspan.gate.record import GateRecord
 from runspan.records import RunStatus
 from runspan.semconv import Attr
-from runspan.tracefile._output_file import whole_file
 from runspan.tracefile.layout import RunDirectory
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from runspan._plain import scrub_text
-from runspan.export._output import readable
+from runspan.export._values import readable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,8 +8,8 @@ from typing import IO, TYPE_CHECKING, Annotated
 import msgspec
 
 from runspan.errors import TraceFormatError
-from runspan.export._output import readable
 from runspan.export._spans import read_spans
+from runspan.export._values import readable
 from runspan.tracefile._parts import later_parts, open_first, open_part
 from runspan.tracefile.layout import TraceName
 from runspan.tracefile.reader import read

@@ -11,8 +11,8 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
+from runspan._output_file import whole_file
 from runspan.errors import TraceFormatError
-from runspan.export._output import atomic_file
 from runspan.export._sources import find_sources
 from runspan.export._spans import read_spans
 from runspan.tracefile.reader import read
@@ -53,7 +53,7 @@ def export_folded(traces: Sequence[Path], output: Path) -> None:
     lines = stacks.lines()
     if not lines:
         raise TraceFormatError("there is no span to export", path=str(sources.traces[0].path))
-    with atomic_file(output) as file:
+    with whole_file(output) as file:
         file.writelines(line.encode("utf-8", "replace") for line in lines)
 
 

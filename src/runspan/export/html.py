@@ -9,10 +9,10 @@ import re
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from runspan._output_file import whole_file
 from runspan._version import __version__
 from runspan.export._html_document import build_document
 from runspan.export._html_spans import embeddable
-from runspan.export._output import atomic_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def export_html(traces: Sequence[Path], output: Path) -> None:
         ConfigError: the output cannot be written.
     """
     page = _page(build_document(traces))
-    with atomic_file(output) as file:
+    with whole_file(output) as file:
         file.write(page)
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.json_format import MessageToDict
 
 from runspan._otel_env import SpanLimitSettings
+from runspan._output_file import whole_file
 from runspan.errors import ConfigError, TraceFormatError
-from runspan.export._output import atomic_file
 from runspan.export._sources import find_sources
 from runspan.telemetry._parcels import SpanParcel
 from runspan.telemetry.rebuild import RecordedSpans, open_trace
@@ -69,7 +69,7 @@ def export_otlp_json(traces: Sequence[Path], output: Path) -> None:
             (TRACES_FILE, _span_requests(sources.traces, damage)),
             (METRICS_FILE, _metric_requests(sources.traces, damage)),
         ):
-            with atomic_file(output / filename) as file:
+            with whole_file(output / filename) as file:
                 for request in requests:
                     file.write(encode_request(request))
                 if damage:

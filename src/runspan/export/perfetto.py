@@ -16,13 +16,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from runspan._output_file import whole_file
 from runspan._plain import scrub_text
 from runspan._version import __version__
 from runspan.export._counters import counters_of
 from runspan.export._lanes import FlatLanes, NestedLanes
-from runspan.export._output import atomic_file, readable
 from runspan.export._sources import Source, find_sources
 from runspan.export._spans import JoinedSpan, OpenSpans
+from runspan.export._values import readable
 from runspan.tracefile.events import Count, Event, Memory, Op, SpanEnd, SpanStart, Step, Terminal
 from runspan.tracefile.reader import read
 
@@ -54,7 +55,7 @@ def export_perfetto(traces: Sequence[Path], output: Path) -> None:
         ConfigError: the output cannot be written.
     """
     sources = find_sources(traces)
-    with atomic_file(output) as file:
+    with whole_file(output) as file:
         document = _Document(file, sources.start_unix_nano)
         for position, source in enumerate(sources.traces):
             _SourceExport(document, source, position).write()

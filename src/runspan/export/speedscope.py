@@ -13,11 +13,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from runspan._output_file import whole_file
 from runspan._plain import scrub_text
 from runspan._version import __version__
 from runspan.errors import TraceFormatError
 from runspan.export._lanes import NestedLanes
-from runspan.export._output import atomic_file
 from runspan.export._sorting import PlacedSlice, sorted_slices
 from runspan.export._sources import find_sources
 from runspan.export._spans import read_spans
@@ -49,7 +49,7 @@ def export_speedscope(traces: Sequence[Path], output: Path) -> None:
         ConfigError: the output cannot be written.
     """
     sources = find_sources(traces)
-    with atomic_file(output) as file:
+    with whole_file(output) as file:
         file.write(b'{"$schema":' + _encode(_SCHEMA) + b',"profiles":[')
         profiles = _Profiles(file, sources.start_unix_nano)
         for source in sources.traces:

@@ -13,11 +13,11 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
+from runspan._output_file import whole_file
 from runspan.errors import GateError, MissingExtraError
 from runspan.gate.canonical import parse
 from runspan.gate.record import GateRecord
 from runspan.gate.storing import read_limited, signature_path
-from runspan.tracefile._output_file import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

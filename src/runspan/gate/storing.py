@@ -7,10 +7,10 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from runspan._output_file import whole_file
 from runspan.errors import GateError
 from runspan.gate.baseline import BOUNDS_PATH, parse_baseline
 from runspan.gate.canonical import MAX_BYTES
-from runspan.tracefile._output_file import whole_file
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runspan._output_file import whole_file
 from runspan.errors import ConfigError
-from runspan.tracefile._output_file import whole_file
 from runspan.tracefile.events import SCHEMA, DeviceMemory, Memory, Meta, Op, SpanStart, Terminal, Unknown, Usage, encode
 from runspan.tracefile.layout import TraceName
 from runspan.tracefile.meta import iso_timestamp

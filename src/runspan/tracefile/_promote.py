@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runspan._output_file import whole_file
 from runspan.errors import ConfigError, InvalidStateError
 from runspan.records import RunStatus
 from runspan.tracefile._health import HealthCheck, Severity
-from runspan.tracefile._output_file import whole_file
 from runspan.tracefile.events import SCHEMA, encode
 from runspan.tracefile.reader import read
 

@@ -1,4 +1,4 @@
-"""How an export reaches the disk, and how values look in what other programs read."""
+"""How values look in what other programs read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 from runspan._plain import float_name, plain_value, scrub_text
-from runspan.tracefile._output_file import whole_file as atomic_file
 
-__all__ = ["atomic_file", "readable"]
+__all__ = ["readable"]
 
 #: Readers that have doubles alone (browsers) keep integers up to here.
 _MAX_EXACT = 2**53
