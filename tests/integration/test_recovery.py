@@ -23,6 +23,8 @@ from runspan.records import RunStatus
 from runspan.recovery import recover
 from runspan.replay import ReplayOutcome
 from runspan.storage import InMemoryStorage, SqlStorage
+from runspan.tracefile._findings import Severity
+from runspan.tracefile._health import health
 from runspan.tracefile.layout import RunDirectory
 from runspan.tracefile.reader import TraceStatus, read
 from support.cli import run_program
@@ -108,7 +110,7 @@ def _contents(directory: Path) -> dict[str, bytes]:
 
 
 def _check_whole(directory: Path) -> None:
-    """Read every trace strictly: each has its end, nothing torn, each span one start and one end."""
+    """Read every trace strictly: each has its end, nothing torn, each span one start and one end, all healthy."""
     found = RunDirectory(directory)
     files = [*found.trace_files(), *(file for capture in found.capture_files().values() for file in capture)]
     for name, path in files:
@@ -122,6 +124,7 @@ def _check_whole(directory: Path) -> None:
                     balance[getattr(event, "id")] += 1 if kind == "SpanStart" else -1  # noqa: B009 - of either class
         assert reader.torn == ()
         assert set(balance.values()) <= {0}, path
+        assert [finding for finding in health(path) if finding.severity is Severity.ERROR] == []
         if name.child is None:
             assert reader.state.status is TraceStatus.FINISHED
 

@@ -133,6 +133,13 @@ def test_a_second_recovery_changes_nothing(trace: Path, run_dir: Path) -> None:
     assert trace.name in once
 
 
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the data with the kernel: hundreds of recoveries in a row would wait for the disk alone."""
+    monkeypatch.setattr("runspan.tracefile._closing.os.fsync", lambda _: None)
+
+
+@pytest.mark.usefixtures("no_sync")
 def test_a_cut_at_every_byte_is_recovered(run_dir: Path) -> None:
     """Wherever the file ends in its last records, every whole line stays, and the trace has its end after one call."""
     lines = [encode(event) for event in (_META, *_EVENTS)]
@@ -153,6 +160,7 @@ def test_a_cut_at_every_byte_is_recovered(run_dir: Path) -> None:
         assert "reason='interrupted'" in after[-1]
 
 
+@pytest.mark.usefixtures("no_sync")
 def test_a_cut_recovery_is_recovered(run_dir: Path) -> None:
     """A recovery that was itself cut off at any byte is completed by the next one: each span ends once."""
     path = run_dir / TraceName(0).filename
@@ -178,6 +186,7 @@ def test_what_a_power_loss_leaves_of_unwritten_data_is_cut(trace: Path, run_dir:
     assert len(_shown(trace)) == 1 + len(_EVENTS) + 4
 
 
+@pytest.mark.usefixtures("no_sync")
 @given(cut=st.integers(0, 400), padding=st.binary(max_size=40))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_garbage_behind_a_cut_is_survived(tmp_path: Path, cut: int, padding: bytes) -> None:
