@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from runspan.records import MetricPoint
     from runspan.rpc import DashboardServer
 
-__all__ = ["INTERVAL_S", "WAIT_S", "Collected", "Served", "call", "eventually"]
+__all__ = ["INTERVAL_S", "SLEEPY", "WAIT_S", "Collected", "Served", "call", "eventually"]
 
 #: The servers' interval between two updates: the tests do not wait a second for each.
 INTERVAL_S = 0.05
 WAIT_S = 20.0
+#: The options of a connection that takes little while nobody reads from it.
+SLEEPY = (("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0))
 
 
 class Collected:
@@ -83,9 +85,9 @@ def call(channel: grpc.Channel, name: str, request: Any, **options: Any) -> Any:
     return make(path, lambda message: message.SerializeToString(), parse)(request, **{"timeout": WAIT_S, **options})
 
 
-def eventually(holds: Callable[[], bool]) -> bool:
+def eventually(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> bool:
     """Wait until something holds, and return whether it came to."""
-    deadline_s = time.monotonic() + WAIT_S
+    deadline_s = time.monotonic() + timeout_s
     pause = threading.Event()
     while not holds():
         if time.monotonic() > deadline_s:

@@ -19,7 +19,7 @@ from runspan.rpc import serve
 from runspan.rpc._pb import dashboard_pb2 as pb
 from runspan.storage.memory import InMemoryStorage
 from support.cli import make_run, make_step
-from support.dashboards_served import WAIT_S, Collected, Served, call, eventually
+from support.dashboards_served import SLEEPY, WAIT_S, Collected, Served, call, eventually
 from support.live import LiveRuns
 from support.traces import make_meta, make_metric, write_lines
 
@@ -194,8 +194,7 @@ def test_a_slow_client_loses_points_and_is_told_how_many(served: Served, live: L
     """A client that does not read loses the oldest points that wait; received and dropped come to all of them."""
     run = live.start("exp")
     server = served.serve(run)
-    small = (("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0))
-    stream = call(served.channel(server, *small), "Subscribe", pb.SubscribeRequest())
+    stream = call(served.channel(server, *SLEEPY), "Subscribe", pb.SubscribeRequest())
     assert list(next(stream).points) == []
     key, total = "k" * 300, 40_000
     for _ in range(total):
@@ -371,7 +370,7 @@ def test_health_is_serving_and_while_draining_not(served: Served, live: LiveRuns
     watched = health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
     assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
     metadata = (("authorization", f"Bearer {TOKEN}"),)
-    small = served.channel(server, ("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0))
+    small = served.channel(server, *SLEEPY)
     asleep = call(small, "Subscribe", pb.SubscribeRequest(), metadata=metadata)
     next(asleep)
     for _ in range(9_000):  # more than the connection takes while nobody reads

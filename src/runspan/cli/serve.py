@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runspan.cli._options import EXIT_CODES
-from runspan.cli._output import note, say
+from runspan.cli._output import say
 from runspan.cli._workspace import Workspace
 from runspan.errors import ConfigError
 from runspan.tracefile.layout import RunDirectory
@@ -87,8 +87,6 @@ def _serve(
             say(f"serving {what} on {server.address}; Ctrl-C ends it")
         try:
             stop.wait()
-        except KeyboardInterrupt:
-            note("shutting down")
         finally:
             server.close(_DRAIN_S)
 
