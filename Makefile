@@ -39,6 +39,7 @@ proto: $(INSTALLED)-dev
 bench: $(INSTALLED)-dev
 	$(BIN)/python benchmarks/hot_paths.py $(ARGS)
 	$(BIN)/python benchmarks/reading.py
+	$(BIN)/python benchmarks/stragglers.py
 
 # Docker Compose reads .env itself: a password for Grafana's admin is made once.
 up:

@@ -102,9 +102,11 @@ def test_the_demo_prints_what_a_person_wants_to_know(demo: _Demo) -> None:
     assert "in forward" in out
     assert str(demo.root / "experiments.db") in out
     commands = [shlex.split(line)[1:] for line in out.splitlines() if line.startswith("  runspan ")]
-    assert {command[0] for command in commands} == {"show", "metrics", "runs"}
+    assert [command[0] for command in commands] == ["show", "metrics", "trace", "trace", "runs"]
+    assert [command[1] for command in commands if command[0] == "trace"] == ["query", "view"]
     for command in commands:
-        assert demo(*command).code == 0
+        options = ["--no-open"] if "view" in command else []
+        assert demo(*command, *options).code == 0
 
 
 def test_every_rank_is_in_storage(demo: _Demo) -> None:

@@ -113,7 +113,13 @@ def _print_report(console: Console, opened: OpenedRun, result: DemoResult, works
     console.print(f"  {workspace.storage_description}", soft_wrap=True)
     console.print()
     console.print("Look further", style="bold")
-    for arguments in (("show", run_id), ("metrics", run_id, _LOSS, "--limit", "20"), ("runs",)):
+    for arguments in (
+        ("show", run_id),
+        ("metrics", run_id, _LOSS, "--limit", "20"),
+        ("trace", "query", run_id, "--kind", "stragglers"),
+        ("trace", "view", run_id),
+        ("runs",),
+    ):
         console.print(f"  {_command(workspace, *arguments)}", soft_wrap=True)
 
 
