@@ -337,3 +337,15 @@ def test_a_replay_needs_an_endpoint(tmp_path: Path) -> None:
     """Without an endpoint there is one clear error, which says how to give one."""
     with pytest.raises(ConfigError, match="--endpoint"):
         replay([_spans_of(tmp_path, 1)], runspan.TracingConfig.from_env(_NO_VARIABLES))
+
+
+def test_a_run_beyond_its_bound_is_replayed_within_it(live: LiveRuns) -> None:
+    """Case 51: of a run with more spans than may be exported, the replay sends those that the live export sent."""
+    with OtlpReceiver() as at_run, OtlpReceiver() as at_replay:
+        directory = _ship(live, at_run, max_exported_spans=8)
+        report = replay(_first_parts(directory), _config(at_replay, max_exported_spans=8))
+        sent, again = _encoded(at_run), _encoded(at_replay)
+    assert report.spans_over_budget > 0
+    # The run span alone says how many were dropped, which is known at its end.
+    assert again.keys() == sent.keys()
+    assert again == sent

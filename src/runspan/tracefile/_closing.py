@@ -319,7 +319,7 @@ def _find_end(descriptor: int) -> _End:
             return _End(0, total, torn_bytes, has_newline=True, is_segment_end=False)
         if window > MAX_LINE_BYTES:
             raise OSError(None, f"its last {MAX_LINE_BYTES} bytes hold no line")
-        window = min(window * 8, 2 * MAX_LINE_BYTES)
+        window = min(window * 8, MAX_LINE_BYTES + _TAIL_BYTES)
 
 
 def _last_line_in(data: bytes, offset: int) -> _End | None:
