@@ -7,6 +7,7 @@ import msgspec
 from opentelemetry import context, trace
 
 import runspan
+from runspan.export._html_document import build_document
 from runspan.export._sources import find_sources
 from runspan.export.database import create_database
 from runspan.export.folded import export_folded
@@ -113,3 +114,4 @@ def test_a_renamed_span_has_its_last_name_everywhere(tmp_path: Path) -> None:
     assert (tmp_path / "stacks.txt").read_text() == "last 10\n"
     with create_database(find_sources([path])) as database:
         assert list(database.ask("SELECT name FROM spans").rows) == [("last",)]
+    assert [msgspec.json.decode(span)["name"] for span in build_document([path])["spans"]] == ["last"]

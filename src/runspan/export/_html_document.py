@@ -10,9 +10,10 @@ from runspan.errors import TraceFormatError
 from runspan.export._html_curves import CurveStore
 from runspan.export._html_facts import PageFacts
 from runspan.export._html_findings import PageFindings, reading_findings
-from runspan.export._html_spans import LongestSpans, OpenSpans, page_mapping, page_name, page_value, step_bar
+from runspan.export._html_spans import LongestSpans, TraceSpans, page_mapping, page_name, page_value, step_bar
 from runspan.export._html_steps import PageSteps
 from runspan.export._sources import find_sources
+from runspan.export._spans import OpenSpans
 from runspan.records import ResourceSnapshot, RunStatus
 from runspan.redaction import Redactor
 from runspan.tracefile import events as kinds
@@ -124,19 +125,21 @@ class _Page:
 
     def _read(self, position: int, source: Source) -> None:
         meta, looked = source.meta, self._peeks[position]
-        spans = OpenSpans(position, meta, self._origin, self._spans[source.rank])
-        check = HealthCheck()
+        spans = TraceSpans(position, meta.time_unix_nano - self._origin, self._spans[source.rank])
+        open_spans, check = OpenSpans(), HealthCheck()
         with read(source.path, lenient=True) as reader:
             for event in reader:
                 check.add(event)
                 if isinstance(event, kinds.SpanStart):
-                    spans.start(event)
+                    open_spans.begin(event)
                 elif isinstance(event, kinds.SpanEnd):
-                    spans.end(event)
+                    if (span := open_spans.finish(event)) is not None:
+                        spans.add(span)
                 elif source.capture is None:
                     self._take(position, event)
             last_seen = reader.last_seen_unix_nano
-            spans.finish(last_seen)
+            for span in open_spans.left_open(last_seen - meta.time_unix_nano):
+                spans.add(span)
             self._last_seen[source.rank] = max(self._last_seen.get(source.rank, 0), last_seen)
             is_running = looked.state.status is TraceStatus.RUNNING
             for finding in check.findings(is_running=is_running):

@@ -13,9 +13,10 @@ from runspan.export._values import readable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runspan.tracefile.events import Meta, SpanEnd, SpanStart, Step
+    from runspan.export._spans import JoinedSpan
+    from runspan.tracefile.events import Step
 
-__all__ = ["LongestSpans", "OpenSpans", "embeddable", "page_mapping", "page_name", "page_value", "step_bar"]
+__all__ = ["LongestSpans", "TraceSpans", "embeddable", "page_mapping", "page_name", "page_value", "step_bar"]
 
 #: A value on the page is cut behind so many characters, and a map behind so many entries.
 _MAX_TEXT = 1_000
@@ -91,84 +92,54 @@ class LongestSpans:
         return [msgspec.Raw(encoded) for _, _, encoded in kept]
 
 
-class OpenSpans:
-    """Joins the two events of each span of one trace.
+class TraceSpans:
+    """Shows the spans of one trace.
 
     Args:
         trace: the trace's position on the page.
-        meta: the trace's meta, from whose time spans count.
-        origin_unix_nano: the wall time from which the page counts.
+        offset_ns: when the trace starts, on the page's clock.
         spans: takes the spans.
+
+    Attributes:
+        count: how many there are.
+        measured_ns: how long the measured span took; None where none has ended.
     """
 
-    def __init__(self, trace: int, meta: Meta, origin_unix_nano: int, spans: LongestSpans) -> None:
-        self._trace = trace
-        self._offset_ns = meta.time_unix_nano - origin_unix_nano
-        self._spans = spans
-        self._starts: dict[str, SpanStart] = {}
+    def __init__(self, trace: int, offset_ns: int, spans: LongestSpans) -> None:
         self.count = 0
         self.measured_ns: int | None = None
+        self._trace = trace
+        self._offset_ns = offset_ns
+        self._spans = spans
 
-    def start(self, event: SpanStart) -> None:
-        """Take a span's start."""
-        self._starts[event.id] = event
-
-    def end(self, event: SpanEnd) -> None:
-        """Take a span's end."""
-        start = self._starts.pop(event.id, None)
-        if start is None:
-            return  # a line between was skipped, which is told elsewhere
-        if start.measured:
-            self.measured_ns = event.duration_ns
-        status = event.status
-        self._add(
-            start,
-            event.duration_ns,
-            "unset" if status is None else status.code,
-            message=None if status is None else status.message,
-            attributes={**(start.attributes or {}), **(event.attributes or {})},
-            events=[
+    def add(self, span: JoinedSpan) -> None:
+        """Add a span that ended, or that nothing ended."""
+        self.count += 1
+        start, end = span.start, span.end
+        status = None if end is None else end.status
+        if start.measured and end is not None:
+            self.measured_ns = span.duration_ns
+        shown = {
+            "trace": self._trace,
+            "id": start.id,
+            "parent": start.parent_id,
+            "name": page_name(span.name),
+            "phase": start.step,
+            "start_ns": self._offset_ns + start.start_ns,
+            "duration_ns": span.duration_ns,
+            "status": "open" if end is None else "unset" if status is None else status.code,
+            "message": None if status is None else page_value(status.message),
+            "attributes": page_mapping(span.attributes),
+            "events": [
                 {
                     "name": page_name(each.name),
                     "after_ns": each.time_unix_nano - start.time_unix_nano,
                     "attributes": page_mapping(each.attributes),
                 }
-                for each in (event.events or [])[:_MAX_SPAN_EVENTS]
+                for each in ((None if end is None else end.events) or [])[:_MAX_SPAN_EVENTS]
             ],
-        )
-
-    def finish(self, last_seen_unix_nano: int) -> None:
-        """Add the spans that never ended: they last until the trace does."""
-        for start in self._starts.values():
-            lasted_ns = max(0, last_seen_unix_nano - start.time_unix_nano)
-            self._add(start, lasted_ns, "open", attributes=start.attributes)
-        self._starts.clear()
-
-    def _add(
-        self,
-        start: SpanStart,
-        duration_ns: int,
-        status: str,
-        *,
-        message: str | None = None,
-        attributes: Mapping[str, Any] | None = None,
-        events: list[dict[str, Any]] | None = None,
-    ) -> None:
-        self.count += 1
-        span = {
-            "trace": self._trace,
-            "id": start.id,
-            "parent": start.parent_id,
-            "name": page_name(start.name),
-            "phase": start.step,
-            "start_ns": self._offset_ns + start.start_ns,
-            "duration_ns": duration_ns,
-            "status": status,
-            "message": page_value(message),
-            "attributes": page_mapping(attributes),
-            "events": events,
         }
-        self._spans.add({field: value for field, value in span.items() if value not in (None, [], {})})
+        self._spans.add({field: value for field, value in shown.items() if value not in (None, [], {})})
 
 
 def step_bar(trace: int, event: Step, origin_unix_nano: int) -> dict[str, Any]:
