@@ -9,12 +9,14 @@ first one: its end alone tells that it was renamed.
 from __future__ import annotations
 
 from array import array
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from runspan._output_file import whole_file
 from runspan.errors import TraceFormatError
 from runspan.export._sources import find_sources
 from runspan.export._spans import read_spans
+from runspan.tracefile.graph import self_time_ns
 from runspan.tracefile.reader import read
 
 if TYPE_CHECKING:
@@ -117,16 +119,12 @@ class _Cover:
         else:
             edges.extend((start_ns, end_ns))
 
-    def length_within(self, start_ns: int, end_ns: int) -> int:
-        """Return how much of a time the union of intervals covers, ns; an open child lasts at least that long."""
-        intervals = list(zip(self._edges[::2], self._edges[1::2], strict=True))
-        intervals += [(child_start_ns, end_ns) for child_start_ns in self.open_children.values()]
-        covered, reached = 0, start_ns
-        for begins, ends in sorted(intervals):
-            stops = min(ends, end_ns)
-            covered += max(0, stops - max(begins, reached))
-            reached = max(reached, stops)
-        return covered
+    def self_time_ns(self, start_ns: int, duration_ns: int) -> int:
+        """Return how long of the span none of its children ran; an open child lasts at least that long."""
+        end_ns = start_ns + duration_ns
+        open_children = ((child_start_ns, end_ns) for child_start_ns in self.open_children.values())
+        ended = zip(self._edges[::2], self._edges[1::2], strict=True)
+        return self_time_ns(start_ns, duration_ns, chain(ended, open_children))
 
 
 class _Folding:
@@ -159,7 +157,7 @@ class _Folding:
         start = span.start
         cover = self._covers.pop(start.id)
         path = self._stacks.renamed(cover.path, span.name)
-        self._stacks.add(path, span.duration_ns - cover.length_within(start.start_ns, span.end_ns))
+        self._stacks.add(path, cover.self_time_ns(start.start_ns, span.duration_ns))
         if (parent := self._covers.get(start.parent_id or "")) is not None:
             parent.open_children.pop(start.id, None)
             parent.add(start.start_ns, span.end_ns)

@@ -24,6 +24,7 @@ from runspan.export._lanes import FlatLanes, NestedLanes
 from runspan.export._sources import Source, find_sources
 from runspan.export._spans import JoinedSpan, OpenSpans
 from runspan.export._values import readable
+from runspan.tracefile._logical_memory import LogicalMemory
 from runspan.tracefile.events import Count, Event, Memory, Op, SpanEnd, SpanStart, Step, Terminal
 from runspan.tracefile.reader import read
 
@@ -159,8 +160,7 @@ class _SourceExport:
         self._steps = FlatLanes()
         self._step_end_ns = 0
         self._counts: dict[str, float] = {}
-        self._allocated: dict[tuple[str, int | str], int] = {}
-        self._allocated_bytes: dict[str, int] = {}
+        self._memory = LogicalMemory()
         self._handlers: dict[type, Callable[[Any], None]] = {
             SpanStart: self._add_span_start,
             SpanEnd: self._add_span_end,
@@ -252,17 +252,9 @@ class _SourceExport:
         self._add_counter(f"{count.key} total", total, count.time_unix_nano - self._document.start_unix_nano)
 
     def _add_memory(self, memory: Memory) -> None:
-        """Count a storage once, however many tensors share it."""
-        key = (memory.device, memory.storage_id)
-        total = self._allocated_bytes.get(memory.device, 0)
-        if memory.action == "free":
-            total -= self._allocated.pop(key, 0)
-        elif key not in self._allocated:
-            self._allocated[key] = memory.bytes
-            total += memory.bytes
-        self._allocated_bytes[memory.device] = total
-        at_ns = self._offset_ns + memory.timestamp_ns
-        self._add_counter(f"{memory.device} allocated bytes", total, at_ns)
+        self._memory.apply(memory)
+        live_bytes = self._memory.live_bytes.get(memory.device, 0)
+        self._add_counter(f"{memory.device} allocated bytes", live_bytes, self._offset_ns + memory.timestamp_ns)
 
     def _add_counters(self, event: TraceEvent) -> None:
         for point in counters_of(event, self._source.meta):
