@@ -193,9 +193,9 @@ def test_many_metrics_are_read_within_the_bound(live: LiveRuns, tmp_path: Path) 
     *head, last = golden.read_bytes().splitlines(keepends=True)
     (metric, *_) = [line for line in head if line.startswith(b'{"kind":"metric"')]
     golden.write_bytes(b"".join([*head, *[metric] * 200_000, last]))
-    began = time.monotonic()
+    began = time.process_time()
     run = _train(live, golden_trace_path=golden)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert _golden(live, run)["matching_share"] == 1.0
     losses = [event for event in read(live.trace_dir / run.id / "rank-00000.jsonl") if isinstance(event, Dropped)]
     assert losses == []

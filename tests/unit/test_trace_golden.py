@@ -132,9 +132,9 @@ def test_the_cost_of_long_traces_is_bounded(tmp_path: Path) -> None:
     spans = SpanSequence.read(tmp_path / "t.jsonl", _NEVER)
     assert len(spans.names) == len(spans.paths) == MAX_SPANS
     names = [f"n{number % 97}" for number in range(MAX_SPANS)]
-    began = time.monotonic()
+    began = time.process_time()
     assert common_subsequence_length(names, names[::-1]) > 0
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def _slow_length(first: str, second: str) -> int:

@@ -138,9 +138,9 @@ def test_a_glance_does_not_read_the_middle(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(4 << 30)
         file.write(b"\n" + b"".join(encode(make_metric(step, at_s=9)) for step in range(1000)))
-    began = time.perf_counter()
+    began = time.process_time()
     assert peek(path, clock=FixedClock(10)).state.status is TraceStatus.RUNNING
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_a_glance_refuses_what_a_reader_refuses(tmp_path: Path) -> None:
