@@ -41,6 +41,7 @@ _INTENDED_LOSSES = frozenset({"budget", "max_metric_keys"})
 #: How many values of a loss are taken together, and with how many earlier ones they are compared at most.
 _WINDOW = 5
 _USUAL_POINTS = 256
+_MOST = 0.95
 
 
 class _Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,15 +88,15 @@ class LossSpike(_Rule, frozen=True, kw_only=True):
     Attributes:
         ratio: fires above so many times the usual loss, as the shipped Prometheus rule does.
         clear_ratio: ends below so many times.
-        deviations: and above the usual loss by so many times its median absolute deviation: a loss that is nearly 0
-            triples by noise.
+        noise_ratio: and above so many times what 95 % of the values before stay below: a loss that is nearly 0 triples
+            by noise.
         points: so many values must be known before: the first ones of a training fall too fast to be compared with.
     """
 
     name = "loss_spike"
     ratio: float = 3.0
     clear_ratio: float = 2.0
-    deviations: float = 10.0
+    noise_ratio: float = 1.5
     points: int = 40
 
     def __call__(self, view: AlertView) -> Iterator[Alert]:
@@ -108,11 +109,10 @@ class LossSpike(_Rule, frozen=True, kw_only=True):
             usual = values[: -fresh - _WINDOW + 1][-_USUAL_POINTS:]
             if len(usual) < self.points or (middle := median(usual)) <= 0:
                 continue
-            spread = median(abs(value - middle) for value in usual)
             is_active = key in view.active
             limit = middle * (self.clear_ratio if is_active else self.ratio)
             if not is_active:
-                limit = max(limit, middle + self.deviations * spread)
+                limit = max(limit, self.noise_ratio * sorted(usual)[int(_MOST * len(usual))])
             height = _highest_median(values[-_WINDOW if is_active else -fresh - _WINDOW + 1 :], limit)
             if height > limit:
                 text = f"{key} is {height:.4g}, {height / middle:.1f} times the {middle:.4g} that it was before."
