@@ -24,6 +24,7 @@ from runspan.cli import (
     show,
     stack,
     trace,
+    watch,
 )
 from runspan.cli._options import EXIT_CODES
 from runspan.cli._output import say
@@ -78,5 +79,22 @@ def _runspan(
     """
 
 
-for _module in (runs, show, metrics, query, diff, importing, rm, gc, doctor, stack, trace, serve, bench, gate, demo):
+for _module in (
+    runs,
+    show,
+    watch,
+    metrics,
+    query,
+    diff,
+    importing,
+    rm,
+    gc,
+    doctor,
+    stack,
+    trace,
+    serve,
+    bench,
+    gate,
+    demo,
+):
     _module.register(app)
