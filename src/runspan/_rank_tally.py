@@ -14,7 +14,7 @@ from runspan.records import AlertLevel, MetricPoint, ResourceSnapshot, RunStatus
 from runspan.tracefile._state import state_of
 from runspan.tracefile._tail import TailPosition, TraceTail
 from runspan.tracefile.events import Event, Metric, Metrics, Step, TraceEvent, Usage
-from runspan.tracefile.steptimes import COLLECTIVE_PHASES, StepTimes
+from runspan.tracefile.steptimes import StepTimes, own_work_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -220,9 +220,8 @@ class TraceTally:
             is_new_loop = event.total != self.loop_total or self.loop_done >= event.total
             self.loop_done = 1 if is_new_loop else self.loop_done + 1
             self.loop_total = event.total
-        waited_ns = sum(duration_ns for name, duration_ns in (event.phases or {}).items() if name in COLLECTIVE_PHASES)
         self._durations_ns.append(max(0, event.duration_ns))
-        self._own_ns.append(max(0, event.duration_ns - waited_ns))
+        self._own_ns.append(own_work_ns(event))
         self._ended_unix_nano.append(event.time_unix_nano)
 
     def _take_event(self, event: Event) -> None:
@@ -254,5 +253,6 @@ def metric_points(event: TraceEvent, rank: int, attempt: int) -> Iterator[Metric
         yield MetricPoint(event.key, event.step, float(event.value), event.time_unix_nano, rank, attempt)
     elif isinstance(event, Metrics):
         for key, value in event.values.items():
-            step = (event.steps or {}).get(key, 0) if event.step is None else event.step
-            yield MetricPoint(key, step, float(value), event.time_unix_nano, rank, attempt)
+            step = event.step_of(key)
+            if step is not None:
+                yield MetricPoint(key, step, float(value), event.time_unix_nano, rank, attempt)

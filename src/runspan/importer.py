@@ -298,7 +298,7 @@ class _AttemptImport:
 
     def _points(self, event: Metrics) -> None:
         for key, value in event.values.items():
-            step = event.step if event.steps is None else event.steps.get(key, event.step)
+            step = event.step_of(key)
             if step is not None:
                 self._point(key, step, value, event.time_unix_nano)
 

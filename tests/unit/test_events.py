@@ -50,6 +50,14 @@ def test_unknown_kinds_are_kept_as_they_stand(kind: str, fields: dict[str, Any])
     assert unknown == Unknown(f"x-{kind}", fields)
 
 
+def test_a_value_of_several_has_the_line_s_step_or_one_of_its_own() -> None:
+    """A metrics line has one step for all keys, or one a key; of another writer's that has neither none is known."""
+    assert Metrics(step=0, values={"a": 1}, time_unix_nano=7).step_of("a") == 0
+    own_steps = Metrics(values={"a": 1, "b": 2}, steps={"a": 3}, time_unix_nano=7)
+    assert (own_steps.step_of("a"), own_steps.step_of("b")) == (3, None)
+    assert Metrics(values={"a": 1}, time_unix_nano=7).step_of("a") is None
+
+
 def test_unknown_fields_are_skipped() -> None:
     """A field that this version does not know changes nothing of a known kind."""
     assert decode(b'{"kind":"tag","key":"a","value":"b","later":{"x":[1]}}') == Tag("a", "b")

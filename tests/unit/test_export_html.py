@@ -236,6 +236,13 @@ def test_the_slow_rank_is_named(tmp_path: Path) -> None:
     assert [row["median_ns"] for row in document["steps"]["ranks"]] == [10_000_000] * 3
 
 
+def test_durations_are_those_of_the_summary(tmp_path: Path) -> None:
+    """Of 20 steps the 95th percentile is the 19th, on the page as in the summary."""
+    steps = [make_step(number, forward=number + 1.0) for number in range(20)]
+    (row,) = _exported(tmp_path, steps)["steps"]["ranks"]
+    assert (row["count"], row["median_ns"], row["p95_ns"], row["max_ns"]) == (20, 10_500_000, 19_000_000, 20_000_000)
+
+
 def test_facts_are_shown_without_secrets(tmp_path: Path) -> None:
     """Parameters, tags, artifacts, events, usage and losses are on the page, secrets as ***."""
     facts: list[TraceEvent] = [

@@ -171,7 +171,7 @@ class _Page:
 
     def _take_metrics(self, position: int, event: kinds.Metrics) -> None:
         for key, value in event.values.items():
-            step = event.step if event.steps is None else event.steps.get(key, event.step)
+            step = event.step_of(key)
             if step is not None:
                 self._add_point(self._metrics, position, key, step, value)
 

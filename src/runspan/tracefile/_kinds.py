@@ -224,6 +224,10 @@ class Metrics(Kind, frozen=True, tag="metrics", kw_only=True):
     steps: dict[str, int] | None = None
     time_unix_nano: int
 
+    def step_of(self, key: str) -> int | None:
+        """Return the step of a key's value; None where the line, another writer's, does not tell."""
+        return self.step if self.steps is None else self.steps.get(key, self.step)
+
 
 class Count(Kind, frozen=True, tag="count", kw_only=True):
     """An increment of a counter."""

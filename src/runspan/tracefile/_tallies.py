@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from runspan.tracefile.events import Metric, Metrics, Step
 
-__all__ = ["DurationTally", "Durations", "MetricStats", "MetricTally"]
+__all__ = ["DurationTally", "Durations", "MetricStats", "MetricTally", "p95_of"]
 
 #: Longer durations, which only a broken writer has, count as this long.
 _MAX_NS = 2**63 - 1
@@ -74,8 +76,9 @@ class MetricTally:
     def add_several(self, event: Metrics) -> None:
         """Add the values of one call."""
         for key, value in event.values.items():
-            step = (event.steps or {}).get(key, 0) if event.step is None else event.step
-            self._add(key, step, value)
+            step = event.step_of(key)
+            if step is not None:
+                self._add(key, step, value)
 
     def _add(self, key: str, step: int, value: float) -> None:
         series = self._series.get(key)
@@ -132,4 +135,9 @@ class DurationTally:
         if not count:
             return None
         median_ns = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
-        return Durations(count, median_ns, ordered[math.ceil(_P95 * count) - 1], ordered[-1])
+        return Durations(count, median_ns, p95_of(ordered), ordered[-1])
+
+
+def p95_of(ordered: Sequence[int]) -> int:
+    """Return the 95th percentile of sorted values, at least one: the smallest that 95 of 100 do not exceed."""
+    return ordered[math.ceil(_P95 * len(ordered)) - 1]

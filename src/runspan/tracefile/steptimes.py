@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 __all__ = [
     "COLLECTIVE_PHASES",
     "SlowRank",
+    "StepTally",
     "StepTimes",
     "find_slow_rank",
+    "own_work_ns",
     "read_newest_step_times",
     "read_step_times",
 ]
@@ -81,6 +83,44 @@ class SlowRank(msgspec.Struct, frozen=True):
         return self.own_median_ns / self.others_median_ns
 
 
+class StepTally:
+    """Collects the steps of one attempt of a rank, eight bytes a duration.
+
+    Attributes:
+        durations_ns: how long each step took.
+    """
+
+    def __init__(self) -> None:
+        self.durations_ns = array("q")
+        self._own_ns = array("q")
+        self._phases_ns: dict[str, array[int]] = {}
+
+    def add(self, step: Step) -> None:
+        """Add a step."""
+        timed = dict(step.phases or {})
+        if step.data_ns is not None:
+            timed["data"] = timed.get("data", 0) + step.data_ns
+        for name, duration_ns in timed.items():
+            self._phases_ns.setdefault(name, array("q")).append(_clamped(duration_ns))
+        self.durations_ns.append(_clamped(step.duration_ns))
+        self._own_ns.append(_clamped(own_work_ns(step)))
+
+    def times(self) -> StepTimes:
+        """Return what they come to."""
+        return StepTimes(
+            len(self.durations_ns),
+            _median(self.durations_ns),
+            _median(self._own_ns),
+            {name: median(durations_ns) for name, durations_ns in self._phases_ns.items()},
+        )
+
+
+def own_work_ns(step: Step) -> int:
+    """Return how long a rank worked on a step itself, ns: without the phases in which it waits for the others."""
+    waited_ns = sum(ns for name, ns in (step.phases or {}).items() if name in COLLECTIVE_PHASES)
+    return max(0, step.duration_ns - waited_ns)
+
+
 def read_step_times(folder: Path, parts: Iterable[TraceName]) -> StepTimes:
     """Read the step lines of one trace; what is cut or unreadable is passed over.
 
@@ -91,8 +131,7 @@ def read_step_times(folder: Path, parts: Iterable[TraceName]) -> StepTimes:
     Raises:
         TraceFormatError: a file is no regular file, or the operating system refuses.
     """
-    whole, own = array("q"), array("q")
-    phases: dict[str, array[int]] = {}
+    tally = StepTally()
     for name in parts:
         part = open_part(folder, name)
         if part is None:
@@ -100,9 +139,8 @@ def read_step_times(folder: Path, parts: Iterable[TraceName]) -> StepTimes:
         with part:
             while lines := part.read_lines():
                 for line in lines:
-                    if line.startswith(_STEP_LINE):
-                        _add(line, whole, own, phases)
-    return _summary(whole, own, phases)
+                    _add_line(line, tally)
+    return tally.times()
 
 
 def read_newest_step_times(folder: Path, name: TraceName) -> StepTimes:
@@ -115,15 +153,13 @@ def read_newest_step_times(folder: Path, name: TraceName) -> StepTimes:
     Raises:
         TraceFormatError: the file is no regular file, or the operating system refuses.
     """
-    whole, own = array("q"), array("q")
-    phases: dict[str, array[int]] = {}
+    tally = StepTally()
     part = open_part(folder, name)
     if part is not None:
         with part:
             for line in part.read_tail(_NEWEST_BYTES).data.split(b"\n"):
-                if line.startswith(_STEP_LINE):
-                    _add(line, whole, own, phases)
-    return _summary(whole, own, phases)
+                _add_line(line, tally)
+    return tally.times()
 
 
 def find_slow_rank(times: Mapping[int, StepTimes]) -> SlowRank | None:
@@ -153,27 +189,14 @@ def _longest_excess(slowest: int, times: Mapping[int, StepTimes]) -> str | None:
     return max(times[slowest].phase_medians_ns.keys() - COLLECTIVE_PHASES, key=excess, default=None)
 
 
-def _summary(whole: array[int], own: array[int], phases: dict[str, array[int]]) -> StepTimes:
-    return StepTimes(
-        len(whole), _median(whole), _median(own), {name: median(durations) for name, durations in phases.items()}
-    )
-
-
-def _add(line: bytes, whole: array[int], own: array[int], phases: dict[str, array[int]]) -> None:
+def _add_line(line: bytes, tally: StepTally) -> None:
+    if not line.startswith(_STEP_LINE):
+        return
     try:
         step = _decoder.decode(line)
     except (msgspec.DecodeError, RecursionError):
         return  # cut by a crash
-    timed = dict(step.phases or {})
-    if step.data_ns is not None:
-        timed["data"] = timed.get("data", 0) + step.data_ns
-    waited = 0
-    for name, duration_ns in timed.items():
-        phases.setdefault(name, array("q")).append(_clamped(duration_ns))
-        if name in COLLECTIVE_PHASES:
-            waited += duration_ns
-    whole.append(_clamped(step.duration_ns))
-    own.append(_clamped(step.duration_ns - waited))
+    tally.add(step)
 
 
 def _clamped(duration_ns: int) -> int:
