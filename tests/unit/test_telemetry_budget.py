@@ -49,6 +49,17 @@ def test_every_rank_may_show_itself() -> None:
     assert SpanBudget(10, 999, 1000).admit(_span("rank"))
 
 
+def test_which_spans_fit_depends_on_no_timing() -> None:
+    """Case 51: whether reserved spans and the frame come before or behind them, the same ordinary spans fit."""
+    others = [_span(name) for name in ("run", "rank", "epoch", "epoch", "alert")]
+    early, late = SpanBudget(40), SpanBudget(40)
+    assert all(early.admit(span) for span in others)
+    admitted = [[budget.admit(_span()) for _ in range(50)] for budget in (early, late)]
+    assert all(late.admit(span) for span in others)
+    assert admitted[0] == admitted[1]
+    assert sum(admitted[0]) == 30
+
+
 def test_ordinary_spans_leave_room_for_the_reserved() -> None:
     """Case 51: spans go out until three quarters are used; epochs, alerts and at last run and rank have the rest."""
     budget = SpanBudget(100)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from runspan.semconv import SpanName
 
@@ -20,6 +20,9 @@ RESERVED_NAMES = _FRAME_NAMES | {SpanName.EPOCH, SpanName.ALERT, SpanName.GATE, 
 _RESERVED_DIVISOR = 4
 #: Traces whose use is remembered; a run has one, and one a captured step.
 _REMEMBERED_TRACES = 4096
+
+
+T = TypeVar("T")
 
 
 class SpanBudget:
@@ -42,7 +45,9 @@ class SpanBudget:
         self.share = max(frame, limit - (world_size - 1) * others) if rank == 0 else others
         self._reserved_until = self.share - frame
         self._ordinary_until = self.share - max(frame, self.share // _RESERVED_DIVISOR)
-        self._used: OrderedDict[int, int] = OrderedDict()
+        #: Ordinary spans, and those with the reserved ones, by trace; the frame has places of its own.
+        self._used: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._frames: OrderedDict[int, int] = OrderedDict()
         self._spent: frozenset[int] = frozenset()
 
     def is_spent(self, name: str, trace_id: int) -> bool:
@@ -50,23 +55,30 @@ class SpanBudget:
         return trace_id in self._spent and name not in RESERVED_NAMES
 
     def admit(self, span: ReadableSpan) -> bool:
-        """Take a place for a span if there is one; from one thread only."""
+        """Take a place for a span if there is one; from one thread only.
+
+        Which ordinary spans fit does not depend on when those of the frame come, nor, while these keep to their part,
+        when the reserved ones do: so a replay of the file, in the order of the file, admits what the run did.
+        """
         context = span.context
         trace_id = 0 if context is None else context.trace_id
-        used = self._used.get(trace_id, 0)
         if span.name in _FRAME_NAMES:
-            allowed = self.share
-        elif span.name in RESERVED_NAMES:
-            allowed = self._reserved_until
-        else:
-            allowed = self._ordinary_until
-            if used >= allowed and trace_id not in self._spent:
-                self._spent |= {trace_id}
-        if used >= allowed:
+            frames = self._frames.get(trace_id, 0)
+            if frames < self.share - self._reserved_until:
+                _remember(self._frames, trace_id, frames + 1)
+                return True
+        ordinary, used = self._used.get(trace_id, (0, 0))
+        is_ordinary = span.name not in RESERVED_NAMES
+        if is_ordinary and ordinary >= self._ordinary_until and trace_id not in self._spent:
+            self._spent |= {trace_id}
+        if used >= self._reserved_until or (is_ordinary and ordinary >= self._ordinary_until):
             return False
-        self._used[trace_id] = used + 1
-        self._used.move_to_end(trace_id)
-        if len(self._used) > _REMEMBERED_TRACES:
-            forgotten, _ = self._used.popitem(last=False)
-            self._spent -= {forgotten}
+        self._spent -= {_remember(self._used, trace_id, (ordinary + is_ordinary, used + 1))}
         return True
+
+
+def _remember(used: OrderedDict[int, T], trace_id: int, amount: T) -> int | None:
+    """Note what a trace has used; return the trace that is forgotten for it."""
+    used[trace_id] = amount
+    used.move_to_end(trace_id)
+    return used.popitem(last=False)[0] if len(used) > _REMEMBERED_TRACES else None
