@@ -12,7 +12,7 @@ from runspan.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["default_root", "ensure_root"]
+__all__ = ["default_root", "ensure_root", "expand_user"]
 
 
 def default_root(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> Path:
@@ -29,7 +29,7 @@ def default_root(environ: Mapping[str, str] | None = None, cwd: Path | None = No
         ConfigError: ``RUNSPAN_DIR`` names something that is not a folder, or the working directory is gone.
     """
     given = EnvReader(os.environ if environ is None else environ).text("RUNSPAN_DIR")
-    given_path = None if given is None else Path(given).expanduser()
+    given_path = None if given is None else expand_user(given, "RUNSPAN_DIR")
     if given_path is not None and given_path.is_absolute():
         base = given_path
     else:
@@ -80,3 +80,22 @@ def _working_directory() -> Path:
         raise ConfigError(
             f"the working directory cannot be found ({error.strerror}): change to one that exists"
         ) from error
+
+
+def expand_user(path: str | Path, setting: str | None = None) -> Path:
+    """Return a path with the home folder in the place of ``~``.
+
+    Args:
+        path: the path.
+        setting: the setting or variable whose value it is.
+
+    Raises:
+        ConfigError: there is no such user, or this one has no home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        named = path if setting is None else f"{setting}={path}"
+        raise ConfigError(
+            f"{named} cannot be used, there is no such home folder: write the whole path, or ./~ for a name with ~"
+        ) from None

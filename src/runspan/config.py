@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from runspan._env import EnvReader, check_endpoint, means_none, parse_protocol, require, show_value
 from runspan._otel_env import OtelSettings, SignalSettings
-from runspan._root import default_root, ensure_root
+from runspan._root import default_root, ensure_root, expand_user
 from runspan.capture import CaptureSchedule
 from runspan.errors import ConfigError
 from runspan.redaction import BUILTIN_PATTERNS
@@ -298,7 +298,7 @@ def _checked_path(name: str, value: object) -> Path:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise ConfigError(f"{name}={show_value(value)} cannot be used: it takes a path")
     # Absolute, so that a later change of the working directory moves nothing.
-    return Path(os.path.abspath(Path(os.fsdecode(value)).expanduser()))  # noqa: PTH100 - keeps symbolic links
+    return Path(os.path.abspath(expand_user(os.fsdecode(value), name)))  # noqa: PTH100 - keeps symbolic links
 
 
 def _checked_headers(name: str, value: object) -> dict[str, str]:

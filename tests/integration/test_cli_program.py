@@ -82,6 +82,44 @@ def test_a_reader_that_closes_the_pipe_ends_the_program_quietly(tmp_path: Path) 
         assert (process.returncode, complaints) == (141, b"")
 
 
+@pytest.mark.parametrize("command", ["--help", "--version", "trace --help"])
+def test_help_for_a_closed_pipe_is_no_negative_answer(tmp_path: Path, command: str) -> None:
+    """What is printed before any command runs ends like an answer does: exit 141, quietly."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [*_PROGRAM, *command.split()],
+            env=clean_environ(tmp_path),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("command", ["runs", "show latest --json", "trace summary latest", "--help", "runs --help"])
+def test_a_full_disk_behind_stdout_is_told(tmp_path: Path, command: str) -> None:
+    """An answer that nobody could keep is exit code 2 and one line; without any stdout nothing is wrong."""
+    make_run(tmp_path, "run-a")
+    for stdout, code, told in (
+        ("/dev/full", 2, "runspan: No space left on device: the answer is not whole\n"),
+        ("&-", 0, ""),
+    ):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$0" -m runspan.cli {command} >{stdout}', sys.executable],
+            env=clean_environ(tmp_path),
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (code, told)
+
+
 def test_ctrl_c_ends_the_program_quietly(tmp_path: Path) -> None:
     """SIGINT in the middle of a demo: exit 130, no traceback of the command, and no rank left behind."""
     process = subprocess.Popen(

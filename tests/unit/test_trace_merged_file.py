@@ -231,6 +231,9 @@ def test_the_run_directory_is_not_written_over(run: Path, tmp_path: Path) -> Non
     for name in (TraceName(0), TraceName(9), TraceName(0, part=1, compressed=True)):
         with pytest.raises(ConfigError, match="would be taken for one of the run's own files"):
             write_merged(read_run(run), run / name.filename)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(ConfigError, match="would be taken for one of the run's own files"):
+        write_merged(read_run(run), tmp_path / "link")
     assert path.read_bytes() == before
     write_merged(read_run(run), tmp_path / TraceName(0).filename)
     write_merged(read_run(run), run / "merged.jsonl")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -38,6 +38,13 @@ class PipeClosedError(Exception):
 
 class _Commands(TyperGroup):
     """The commands; the library's own answer to a closed pipe would be exit code 1, like a negative answer."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Read the command line; what is printed of it at once, such as the help, goes into a pipe too."""
+        try:
+            return super().make_context(*arguments, **options)
+        except BrokenPipeError as error:
+            raise PipeClosedError from error
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override] # the base class is typer's copy of click's
         try:

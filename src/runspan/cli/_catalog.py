@@ -10,6 +10,7 @@ import msgspec
 
 from runspan._clock import SystemClock
 from runspan.cli._ranks import RankState, RunFiles, read_run_files
+from runspan.cli._references import named_folder
 from runspan.errors import ConfigError, RunNotFoundError, TraceFormatError
 from runspan.records import RunInfo, RunStatus
 from runspan.tracefile.layout import RunDirectory
@@ -163,8 +164,8 @@ class Catalog:
         return self._unstored(RunDirectory.of_run(self._workspace.trace_dir, run_id).path)
 
     def _by_path(self, reference: str) -> CatalogRun | None:
-        path = Path(reference).expanduser()
-        if not reference or not path.is_dir():
+        path = named_folder(reference)
+        if path is None:
             return None
         files = read_run_files(path.absolute(), self._clock)
         if files is None:
@@ -180,8 +181,9 @@ class Catalog:
         """Raise what is wrong with the traces of a run directory that a user means, if that is what it is."""
         if not reference:
             return
-        for folder in (RunDirectory.of_run(self._workspace.trace_dir, reference).path, Path(reference).expanduser()):
-            self._refuse_unreadable_in(folder)
+        for folder in (RunDirectory.of_run(self._workspace.trace_dir, reference).path, named_folder(reference)):
+            if folder is not None:
+                self._refuse_unreadable_in(folder)
 
     def _refuse_unreadable_in(self, folder: Path) -> None:
         for _, path in RunDirectory(folder).trace_files():

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runspan._env import EnvReader, means_none
-from runspan._root import default_root, ensure_root
+from runspan._root import default_root, ensure_root, expand_user
 from runspan.errors import ConfigError
 from runspan.redaction import Redactor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from runspan.storage.sql import SqlStorage
 
@@ -56,12 +56,12 @@ class Workspace:
             folder = default_root(environ)
             given_trace_dir = env.text("RUNSPAN_TRACE_DIR")
         else:
-            folder, given_trace_dir = root.expanduser().absolute(), None
+            folder, given_trace_dir = expand_user(root).absolute(), None
             if folder.exists() and not folder.is_dir():
                 raise ConfigError(f"--dir {root} is not a folder: give the folder that runspan keeps its data in")
         trace_dir = folder / "runs"
         if given_trace_dir is not None and not means_none(given_trace_dir):
-            trace_dir = Path(given_trace_dir).expanduser().absolute()
+            trace_dir = expand_user(given_trace_dir, "RUNSPAN_TRACE_DIR").absolute()
         url = storage or env.text("RUNSPAN_STORAGE")
         if url is not None and means_none(url):
             return cls(folder, trace_dir, None, storage_is_default=False)

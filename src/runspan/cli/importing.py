@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from runspan._root import expand_user
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, StorageOption
 from runspan.cli._output import counted, note, open_console, print_json, say
 from runspan.cli._workspace import Workspace
@@ -42,7 +43,7 @@ def _import(
     from runspan.importer import import_runs  # noqa: PLC0415 - a command loads what it needs
 
     workspace = Workspace.resolve(storage, directory)
-    path = path.expanduser()
+    path = expand_user(path)
     with workspace.writing() as opened, _progress(path) as advance:
         summary = import_runs(path, opened, progress=advance)
     if json:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runspan.errors import ConfigError, TraceFormatError
@@ -18,7 +19,6 @@ from runspan.export.database import TABLES, create_database
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 __all__ = ["export_parquet"]
 
@@ -37,6 +37,7 @@ def export_parquet(traces: Sequence[Path], output: Path) -> None:
         ConfigError: the output cannot be written, or is there and not an earlier export.
         MissingExtraError: DuckDB is not installed.
     """
+    output = Path(os.path.realpath(output))  # a symbolic link stays, and its folder is replaced
     if output.exists():
         _refuse_foreign(output)
     sources = find_sources(traces)
@@ -60,6 +61,8 @@ def _refuse_foreign(output: Path) -> None:
     """Refuse to replace what is no earlier export: the folder is removed as a whole."""
     if not output.is_dir() or {path.name for path in output.iterdir()} - _FILES:
         raise ConfigError(f"{output} is there and is no earlier Parquet export: give another path, or remove it first")
+    if output.samefile(Path.cwd()):
+        raise ConfigError(f"{output} is the working directory, which cannot be replaced: give a new folder's path")
 
 
 def _damage(unreadable: int, problems: Sequence[str]) -> str:
@@ -71,7 +74,11 @@ def _put_in_place(temporary: Path, output: Path) -> None:
     if output.exists():
         older = temporary.with_suffix(".old")
         output.rename(older)
-        temporary.rename(output)
+        try:
+            temporary.rename(output)
+        except OSError:
+            older.rename(output)
+            raise
         with suppress(OSError):
             shutil.rmtree(older)
     else:

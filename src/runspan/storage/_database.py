@@ -16,6 +16,7 @@ from sqlalchemy import URL, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from runspan._env import show_value
+from runspan._root import expand_user
 from runspan.errors import ConfigError, MissingExtraError, RunspanError, StorageError
 from runspan.storage._filesystem import MOUNTINFO, network_file_system
 from runspan.storage._process import ForkGate, PerProcess
@@ -100,7 +101,7 @@ def _sqlite_url(path: str) -> URL:
         raise ConfigError(f"the SQLite path {path!r} cannot be used: it holds a lone surrogate") from None
     if "\0" in path:
         raise ConfigError(f"the SQLite path {path!r} cannot be used: it holds a NUL character")
-    absolute = Path(path).expanduser().absolute()
+    absolute = expand_user(path).absolute()
     try:
         absolute.lstat()
     except OSError as error:

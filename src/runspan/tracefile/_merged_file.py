@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +17,6 @@ from runspan.tracefile.meta import iso_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from runspan.tracefile._merge import RunTrace, TraceEntry
     from runspan.tracefile.events import TraceEvent
@@ -125,9 +126,9 @@ class _Source:
 
 
 def _check_output(run: RunTrace, output: Path) -> None:
-    folder = output.parent.resolve()
-    is_inside = run.directory.path.resolve() in (folder, *folder.parents)
-    if is_inside and TraceName.parse(output.name) is not None:
+    place = Path(os.path.realpath(output))
+    is_inside = place.is_relative_to(os.path.realpath(run.directory.path))
+    if is_inside and TraceName.parse(place.name) is not None:
         raise ConfigError(f"{output} would be taken for one of the run's own files: give another name")
 
 

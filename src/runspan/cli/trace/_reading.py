@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from runspan.cli._output import counted
+from runspan.cli._references import named_file
 from runspan.cli.trace._target import find_directory
 from runspan.errors import TraceFormatError
 from runspan.tracefile import read, read_run
@@ -54,9 +55,9 @@ class Traces:
         self._lenient = lenient
         self.problems: list[str] = []
         self.notes: list[str] = []
-        path = Path(reference).expanduser()
+        path = named_file(reference)
         self.directory: Path | None = None
-        if path.is_file():
+        if path is not None:
             captured = is_capture(read_head(path))
             self.run_traces, self.captures = ([], [path]) if captured else ([path], [])
             return

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from runspan.cli._catalog import Catalog
-from runspan.errors import RunNotFoundError
+from runspan.cli._references import named_file, named_folder
+from runspan.errors import ConfigError, RunNotFoundError
 from runspan.tracefile.layout import RunDirectory, TraceName
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
     from runspan.cli._workspace import Workspace
 
-__all__ = ["TraceArgument", "find_directory", "find_trace_files"]
+__all__ = ["TraceArgument", "find_directory", "find_trace_files", "refuse_input"]
 
 TraceArgument = Annotated[
     str,
@@ -32,9 +35,9 @@ def find_directory(workspace: Workspace, reference: str) -> Path:
         RunNotFoundError: there is no such run, or its files are elsewhere.
         ConfigError: the reference is ambiguous.
     """
-    path = Path(reference).expanduser()
-    if path.is_dir() and RunDirectory(path).trace_files():
-        return path
+    folder = named_folder(reference)
+    if folder is not None and RunDirectory(folder).trace_files():
+        return folder
     with workspace.reading() as storage:
         run = Catalog(workspace, storage).find(reference)
     if run.directory is None:
@@ -49,10 +52,26 @@ def find_trace_files(workspace: Workspace, reference: str) -> list[Path]:
         RunNotFoundError: there is no such file and no such run.
         ConfigError: the reference is ambiguous.
     """
-    path = Path(reference).expanduser()
-    if path.is_file():
-        return [path]
+    file = named_file(reference)
+    if file is not None:
+        return [file]
     first_parts: dict[TraceName, Path] = {}
-    for name, file in RunDirectory(find_directory(workspace, reference)).trace_files():
-        first_parts.setdefault(TraceName(name.rank, name.attempt, name.child), file)
+    for name, path in RunDirectory(find_directory(workspace, reference)).trace_files():
+        first_parts.setdefault(TraceName(name.rank, name.attempt, name.child), path)
     return list(first_parts.values())
+
+
+def refuse_input(output: Path, traces: Iterable[Path]) -> None:
+    """Refuse an output that would take the place of a trace that it is made of, or of another part or capture of it.
+
+    Raises:
+        ConfigError: it would.
+    """
+    if not output.exists():
+        return
+    place = output.resolve()
+    is_trace = TraceName.parse(place.name) is not None
+    for trace in traces:
+        source = trace.resolve()
+        if place == source or (is_trace and place.is_relative_to(source.parent)):
+            raise ConfigError(f"{output} is one of the traces that are read: give another path")

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from runspan._root import expand_user
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, StorageOption
 from runspan.cli._output import counted, note, open_console, print_json, say
 from runspan.cli._workspace import Workspace
-from runspan.cli.trace._target import TraceArgument, find_trace_files
+from runspan.cli.trace._target import TraceArgument, find_trace_files, refuse_input
 from runspan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -134,9 +135,10 @@ def _write(writer: _Writer, traces: Sequence[Path], output: str, *, force: bool,
             raise ConfigError("stdout takes one document: give -o a path to write a folder, or to print --json")
         _write_to_stdout(writer, traces)
     else:
-        path = Path(output).expanduser()
+        path = expand_user(output)
         if not force and path.exists():
             raise ConfigError(f"{path} is there already: give another path, or replace it with --force")
+        refuse_input(path, traces)
         with _spinner(f"writing {path}"):
             writer.write(traces, path)
     _tell(traces, output, json=json)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from runspan._root import expand_user
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, RunArgument, StorageOption
 from runspan.cli._output import counted, note, open_console, print_json, say
 from runspan.cli._workspace import Workspace
@@ -47,7 +48,7 @@ def _merge(
     from runspan.tracefile._merged_file import write_merged  # noqa: PLC0415
 
     found = read_run(find_directory(Workspace.resolve(storage, directory), run))
-    target = output.expanduser()
+    target = expand_user(output)
     with _progress() as advance:
         count = write_merged(found, target, lenient=lenient, progress=advance)
     if json:

@@ -19,6 +19,7 @@ from runspan.cli._output import (
     print_rows,
     say,
 )
+from runspan.cli._references import named_file
 from runspan.cli._workspace import Workspace
 from runspan.cli.trace._target import TraceArgument, find_directory
 from runspan.errors import ConfigError
@@ -104,8 +105,8 @@ def _captures(workspace: Workspace, reference: str, rank: int | None) -> tuple[l
         ConfigError: the reference is ambiguous.
         TraceFormatError: the run's trace cannot be read.
     """
-    path = Path(reference).expanduser()
-    if path.is_file():
+    path = named_file(reference)
+    if path is not None:
         with read(path) as reader:
             return [path], reader.meta.correlation_id
     run = RunDirectory(find_directory(workspace, reference))

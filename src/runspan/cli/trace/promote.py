@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from runspan._root import expand_user
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, StorageOption
 from runspan.cli._output import counted, print_json, say
 from runspan.cli._workspace import Workspace
 from runspan.cli.trace._main_trace import find_main_trace
-from runspan.cli.trace._target import TraceArgument  # noqa: TC001 - typer reads the annotations
+from runspan.cli.trace._target import TraceArgument, refuse_input
 
 __all__ = ["register"]
 
@@ -38,7 +39,8 @@ def _promote(
     from runspan.tracefile._promote import promote  # noqa: PLC0415 - a command loads what it needs
 
     source = find_main_trace(Workspace.resolve(storage, directory), run)
-    target = to.expanduser()
+    target = expand_user(to)
+    refuse_input(target, [source])
     count = promote(source, target, overwrite=force)
     if json:
         print_json({"source": str(source), "golden_trace_path": str(target), "events": count})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from runspan._root import expand_user
 from runspan.cli._options import EXIT_CODES, DirOption, StorageOption
 from runspan.cli._output import format_bytes, note, say
+from runspan.cli._references import named_file
 from runspan.cli._workspace import Workspace
-from runspan.cli.trace._target import TraceArgument, find_directory, find_trace_files
+from runspan.cli.trace._target import TraceArgument, find_directory, find_trace_files, refuse_input
 from runspan.tracefile.layout import TraceName
 
 if TYPE_CHECKING:
@@ -54,14 +56,15 @@ def _view(
     from runspan.export.html import export_html  # noqa: PLC0415 - a command loads what it needs
 
     workspace = Workspace.resolve(storage, directory)
-    path = Path(trace).expanduser()
-    if path.is_file():
+    path = named_file(trace)
+    if path is not None:
         name = TraceName.parse(path.name)
         files, default = [path], path.with_name(f"{path.name if name is None else name.stem}.html")
     else:
         folder = find_directory(workspace, trace)
         files, default = find_trace_files(workspace, str(folder)), folder / _PAGE
-    page = (output.expanduser() if output is not None else default).absolute()
+    page = (expand_user(output) if output is not None else default).absolute()
+    refuse_input(page, files)
     export_html(files, page)
     say(f"{page} ({format_bytes(page.stat().st_size)})")
     if not no_open and _has_display(os.environ):
