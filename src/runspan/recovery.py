@@ -22,7 +22,7 @@ from runspan.importer import ImportReport, import_run_directory
 from runspan.replay import ReplayOutcome, ReplayReport, replay
 from runspan.tracefile._closing import INTERRUPTED, ClosedTrace, close_trace
 from runspan.tracefile.events import SCHEMA
-from runspan.tracefile.layout import RunDirectory, TraceName
+from runspan.tracefile.layout import RunDirectory, TraceName, first_parts
 from runspan.tracefile.reader import TraceStatus, peek
 
 if TYPE_CHECKING:
@@ -140,12 +140,12 @@ class _Recovery:
             InvalidStateError: one of them is still being written.
             TraceFormatError: there is no trace at all.
         """
-        files = _first_parts(self._directory.trace_files())
+        files = first_parts(self._directory.trace_files())
         if not files:
             raise TraceFormatError(
                 "no run directory: expected rank-*.jsonl files in it", path=str(self._directory.path)
             )
-        captures = [capture for found in self._directory.capture_files().values() for capture in _first_parts(found)]
+        captures = [capture for found in self._directory.capture_files().values() for capture in first_parts(found)]
         # The rank's own trace last: once it has an end, all of its attempt has.
         self._open = [
             *self._without_end(captures),
@@ -171,7 +171,7 @@ class _Recovery:
         """Send the traces that were cut off, by this recovery or an earlier one."""
         if not self._exports:
             return None
-        files = _first_parts(self._directory.trace_files())
+        files = first_parts(self._directory.trace_files())
         attempts = {(name.rank, name.attempt) for name, path in files if name.child is None and self._was_cut_off(path)}
         traces = [path for name, path in files if (name.rank, name.attempt) in attempts]
         return replay(traces, self._config, clock=self._clock) if traces else None
@@ -227,14 +227,6 @@ class _Recovery:
 
     def _warn(self, message: str) -> None:
         self.warnings.setdefault(message)
-
-
-def _first_parts(files: list[tuple[TraceName, Path]]) -> list[tuple[TraceName, Path]]:
-    """Return a file of each trace, the first of its parts that is there."""
-    first: dict[tuple[Path, str], tuple[TraceName, Path]] = {}
-    for name, path in files:
-        first.setdefault((path.parent, name.stem), (name, path))
-    return list(first.values())
 
 
 def _has_no_line(path: Path) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runspan.errors import ConfigError
-from runspan.tracefile.layout import RunDirectory, TraceName, encode_run_id
+from runspan.tracefile.layout import RunDirectory, TraceName, encode_run_id, first_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -158,6 +158,27 @@ def test_captures_are_listed_by_folder(tmp_path: Path) -> None:
     assert directory.trace_files() == []
     captures = directory.capture_files()
     assert [name.rank for name, _ in captures["update-000000101"]] == [0, 256]
+
+
+@pytest.mark.parametrize("world_size", [1, 1024])
+def test_a_trace_file_tells_its_run_and_captured_step(tmp_path: Path, world_size: int) -> None:
+    """Every file that the layout places, below rank folders and captures too, leads back to its run directory."""
+    run = RunDirectory(tmp_path / "run-a")
+    capture = "update-000000101"
+    for folder, captured in (
+        (run.rank_folder(300, world_size), None),
+        (run.capture_folder(capture, 300, world_size), capture),
+    ):
+        directory, found = RunDirectory.of_trace(folder / TraceName(300).filename)
+        assert (directory.path, found) == (run.path, captured)
+
+
+def test_a_trace_goes_by_the_first_of_its_parts_that_is_there(tmp_path: Path) -> None:
+    """Attempts and children are traces of their own; a first part that was deleted is stood in for by the next."""
+    run = RunDirectory(tmp_path)
+    names = ["rank-00000.jsonl", "rank-00000.part-0001.jsonl", "rank-00000.child-7.jsonl", "rank-00001.part-0002.jsonl"]
+    _touch(tmp_path, names)
+    assert [path.name for _, path in first_parts(run.trace_files())] == [names[0], *names[2:]]
 
 
 def test_asking_for_paths_creates_nothing(tmp_path: Path) -> None:

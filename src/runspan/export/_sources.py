@@ -9,7 +9,7 @@ import msgspec
 from runspan.errors import TraceFormatError
 from runspan.tracefile._state import TraceStatus, peek, read_head
 from runspan.tracefile.events import SCHEMA
-from runspan.tracefile.layout import RunDirectory, TraceName
+from runspan.tracefile.layout import RunDirectory, TraceName, first_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from runspan.tracefile.events import Meta
 
 __all__ = ["Source", "Sources", "cut_ends", "find_sources"]
-
-_CAPTURES, _RANKS = "captures", "ranks"
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -99,7 +97,8 @@ def find_sources(traces: Sequence[Path]) -> Sources:
     errors: list[TraceFormatError] = []
     captures = _Captures()
     for path in traces:
-        for file, capture in ((path, _capture_of(path)), *captures.of(path)):
+        _, own_capture = RunDirectory.of_trace(path)
+        for file, capture in ((path, own_capture), *captures.of(path)):
             name = TraceName.parse(file.name)
             try:
                 found.append(Source(file, read_head(file), capture, None if name is None else name.child))
@@ -134,23 +133,13 @@ class _Captures:
     def of(self, trace: Path) -> Iterable[tuple[Path, str]]:
         """Return the first part of each step that a run trace's process captured, and the step's folder name."""
         name = TraceName.parse(trace.name)
-        if name is None or _capture_of(trace) is not None:
+        directory, own_capture = RunDirectory.of_trace(trace)
+        if name is None or own_capture is not None:
             return ()
-        folder = trace.absolute().parent
-        directory = folder.parent.parent if folder.parent.name == _RANKS else folder
-        if directory not in self._files:
+        if directory.path not in self._files:
             by_stem: dict[str, list[tuple[str, Path]]] = {}
-            for capture, files in RunDirectory(directory).capture_files().items():
-                for captured, path in files:
-                    if captured.part == 0:
-                        by_stem.setdefault(captured.stem, []).append((capture, path))
-            self._files[directory] = by_stem
-        return ((path, capture) for capture, path in self._files[directory].get(name.stem, ()))
-
-
-def _capture_of(trace: Path) -> str | None:
-    """Return the captured step in whose folder a trace file is."""
-    folder = trace.absolute().parent
-    if folder.parent.name == _RANKS:
-        folder = folder.parent.parent
-    return folder.name if folder.parent.name == _CAPTURES else None
+            for capture, files in directory.capture_files().items():
+                for captured, path in first_parts(files):
+                    by_stem.setdefault(captured.stem, []).append((capture, path))
+            self._files[directory.path] = by_stem
+        return ((path, capture) for capture, path in self._files[directory.path].get(name.stem, ()))

@@ -133,17 +133,11 @@ def _is_superseded(path: Path, meta: Meta) -> bool:
     name = TraceName.parse(path.name)
     if name is None:
         return False
-    later = RunDirectory(_directory_of(path)).attempts_of(name.rank)
+    directory, _ = RunDirectory.of_trace(path)
     return any(
         attempt > meta.process.attempt and _has_head(path.with_name(TraceName(name.rank, attempt).filename))
-        for attempt in later
+        for attempt in directory.attempts_of(name.rank)
     )
-
-
-def _directory_of(path: Path) -> Path:
-    """Return the run directory of a run trace's file."""
-    folder = path.absolute().parent
-    return folder.parent.parent if folder.parent.name == "ranks" else folder
 
 
 def _has_head(path: Path) -> bool:

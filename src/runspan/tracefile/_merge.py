@@ -16,7 +16,7 @@ import msgspec
 from runspan.errors import TraceFormatError
 from runspan.tracefile._state import peek, read_head
 from runspan.tracefile.events import Meta, TraceEvent
-from runspan.tracefile.layout import RunDirectory, TraceName
+from runspan.tracefile.layout import RunDirectory, TraceName, first_parts
 from runspan.tracefile.reader import read
 
 if TYPE_CHECKING:
@@ -121,13 +121,8 @@ def read_run(directory: str | Path) -> RunTrace:
         TraceFormatError: the path is no directory, or holds no trace file.
     """
     run_directory = RunDirectory(Path(directory))
-    found: dict[tuple[str | None, str], Path] = {}
-    names: dict[tuple[str | None, str], TraceName] = {}
-    for capture, files in ((None, run_directory.trace_files()), *run_directory.capture_files().items()):
-        for name, path in files:
-            key = (capture, name.stem)
-            found.setdefault(key, path)
-            names.setdefault(key, name)
+    listed = ((None, run_directory.trace_files()), *run_directory.capture_files().items())
+    found = [(capture, name, path) for capture, files in listed for name, path in first_parts(files)]
     if not found:
         what = "holds no trace file" if run_directory.path.is_dir() else "is no directory"
         raise TraceFormatError(
@@ -135,9 +130,9 @@ def read_run(directory: str | Path) -> RunTrace:
             path=str(directory),
         )
     traces, problems = [], []
-    for key, path in found.items():
+    for capture, name, path in found:
         try:
-            traces.append(TraceEntry(names[key], path, read_head(path), key[0]))
+            traces.append(TraceEntry(name, path, read_head(path), capture))
         except TraceFormatError as error:
             problems.append(TraceProblem(path, error))
     return RunTrace(run_directory, traces, problems)

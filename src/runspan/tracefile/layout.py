@@ -12,12 +12,15 @@ import msgspec
 from runspan.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["RunDirectory", "TraceName", "encode_run_id"]
+__all__ = ["RunDirectory", "TraceName", "encode_run_id", "first_parts"]
 
 #: Ranks above this world size get a folder per 256 ranks.
 _FLAT_RANKS = 256
+_CAPTURES, _RANKS = "captures", "ranks"
+_RANK_FOLDERS = f"{_RANKS}/[0-9]*"
 _MAX_ENCODED_BYTES = 120
 _NAME = re.compile(
     r"rank-(?P<rank>\d{5,})"
@@ -111,6 +114,16 @@ class RunDirectory:
         """Return the directory of a run id below the folder that holds the run directories."""
         return cls(trace_dir / encode_run_id(run_id))
 
+    @classmethod
+    def of_trace(cls, path: Path) -> tuple[RunDirectory, str | None]:
+        """Return the directory that a trace file stands in, and the folder name of the captured step that it is of."""
+        folder = path.absolute().parent
+        if folder.parent.name == _RANKS:
+            folder = folder.parent.parent
+        if folder.parent.name == _CAPTURES:
+            return cls(folder.parent.parent), folder.name
+        return cls(folder), None
+
     @property
     def artifacts(self) -> Path:
         """Where artifact bytes are kept."""
@@ -127,7 +140,7 @@ class RunDirectory:
 
     def capture_folder(self, capture: str, rank: int, world_size: int) -> Path:
         """Return the folder of a rank's file of one captured step, such as ``update-000000101``."""
-        return _rank_folder(self.path / "captures" / capture, rank, world_size)
+        return _rank_folder(self.path / _CAPTURES / capture, rank, world_size)
 
     def log_file(self, rank: int, world_size: int) -> Path:
         """Return the file that holds a rank's captured output."""
@@ -138,20 +151,32 @@ class RunDirectory:
 
         Where a part stands both plain and gzipped (a crash between writing and renaming), the plain one is returned.
         """
-        return _trace_files_in([self.path, *sorted(self.path.glob("ranks/[0-9]*"))])
+        return _trace_files_in([self.path, *sorted(self.path.glob(_RANK_FOLDERS))])
 
     def capture_files(self) -> dict[str, list[tuple[TraceName, Path]]]:
         """Return the files of each captured step, as :meth:`trace_files` does, by the capture's folder name."""
-        captures = sorted(folder for folder in self.path.glob("captures/*") if folder.is_dir())
-        return {folder.name: _trace_files_in([folder, *sorted(folder.glob("ranks/[0-9]*"))]) for folder in captures}
+        captures = sorted(folder for folder in self.path.glob(f"{_CAPTURES}/*") if folder.is_dir())
+        return {folder.name: _trace_files_in([folder, *sorted(folder.glob(_RANK_FOLDERS))]) for folder in captures}
 
     def attempts_of(self, rank: int) -> list[int]:
         """Return the attempts that a rank has files of, sorted."""
         return sorted({name.attempt for name, _ in self.trace_files() if name.rank == rank and name.child is None})
 
 
+def first_parts(files: Iterable[tuple[TraceName, Path]]) -> list[tuple[TraceName, Path]]:
+    """Return a file of each trace: the first of its parts that is there.
+
+    Args:
+        files: as :meth:`RunDirectory.trace_files` returns them.
+    """
+    found: dict[str, tuple[TraceName, Path]] = {}
+    for name, path in files:
+        found.setdefault(name.stem, (name, path))
+    return list(found.values())
+
+
 def _rank_folder(folder: Path, rank: int, world_size: int) -> Path:
-    return folder if world_size <= _FLAT_RANKS else folder / "ranks" / f"{rank // _FLAT_RANKS:05d}"
+    return folder if world_size <= _FLAT_RANKS else folder / _RANKS / f"{rank // _FLAT_RANKS:05d}"
 
 
 def _trace_files_in(folders: list[Path]) -> list[tuple[TraceName, Path]]:
