@@ -115,6 +115,13 @@ def test_values_that_are_no_numbers_and_names_that_are_hostile() -> None:
     assert all(cell_len(line) <= 80 for line in lines)
 
 
+def test_a_long_name_does_not_push_out_the_status() -> None:
+    """An experiment's name of 300 characters is cut."""
+    frame = make_frame()
+    lines = _lines(msgspec.structs.replace(frame, run=msgspec.structs.replace(frame.run, experiment="e" * 300)))
+    assert lines[0] == f"{'e' * 39}…  running  1m 40s  01a2"
+
+
 def test_a_run_without_steps_metrics_or_ranks() -> None:
     """A run that has only begun, or one that nothing is known of, is a frame too."""
     frame = make_frame(ranks=0, metrics=0, alerts=0, status="pending", start_unix_nano=None)

@@ -197,6 +197,13 @@ def test_a_rule_that_raises_hurts_nothing(live: LiveRuns, caplog: pytest.LogCapt
     assert run.status() is runspan.RunStatus.SUCCESS
 
 
+def test_looks_that_cost_much_are_taken_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a second, or as rarely as it takes to stay at a hundredth of a processor."""
+    monkeypatch.setattr(alerting, "_LOOK_S", 1.0)
+    assert alerting.pause_s(0.002) == 1.0
+    assert alerting.pause_s(0.120) == pytest.approx(12.0)
+
+
 def test_no_rules_no_thread(live: LiveRuns) -> None:
     """A configuration without rules looks at nothing; the program's own alerts still go out."""
     run = live.start(alert_rules=())

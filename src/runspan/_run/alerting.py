@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
     from runspan.tracefile.layout import TraceName
     from runspan.tracefile.steptimes import SlowRank, StepTimes
 
-__all__ = ["Alerting"]
+__all__ = ["Alerting", "pause_s"]
 
 _LOOK_S = 1.0
+#: The share of a processor that looks take at most: with thousands of metrics they are taken more rarely.
+_MAX_SHARE = 0.01
 _NS_PER_S = 1_000_000_000
 #: The disk and the other ranks' files are looked at more rarely: both ask a file system that may be far away.
 _DISK_LOOK_NS = 10 * _NS_PER_S
@@ -126,13 +129,15 @@ class Alerting:
         self._thread = None
 
     def _run(self) -> None:
-        is_last = False
+        is_last, cpu_s = False, 0.0
         while not is_last:
-            is_last = self._is_ending.wait(_LOOK_S)
+            is_last = self._is_ending.wait(pause_s(cpu_s))
+            began_s = time.thread_time()
             try:
                 self.look()
             except Exception as error:  # noqa: BLE001 - watching must not end, nor tell of it every second
                 self._session.notices.warn_once("alerts", f"a look at the run failed: {error!r}")
+            cpu_s = time.thread_time() - began_s
 
     def _fire(self, alert: Alert) -> None:
         if not self._has_ended.is_set():
@@ -188,6 +193,11 @@ class Alerting:
             self._disk = None
             return
         self._disk = (found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+
+def pause_s(cpu_s: float) -> float:
+    """Return how long to wait after a look that took so much processor time, both in seconds."""
+    return max(_LOOK_S, cpu_s / _MAX_SHARE)
 
 
 class _StepWatch:

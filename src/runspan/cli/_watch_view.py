@@ -41,6 +41,7 @@ _ASCII = str.maketrans("▁▂▃▄▅▆▇█·━─↗↘→µ…", "_.:-=+
 _MAX_BARS = 32
 _MIN_BARS = 8
 _MAX_KEY = 28
+_MIN_NAME, _BESIDE_NAME = 12, 40
 _MAX_PROGRESS = 30
 #: A rank that has not been heard of for so long is marked.
 _SILENT_NS = 30_000_000_000
@@ -76,7 +77,7 @@ def frame_lines(frame: Frame, page: Page, now_unix_nano: int, problem: str | Non
         now_unix_nano: the present, ns since the epoch.
         problem: why no newer frame can be had; None: this is the newest.
     """
-    head = [_title(frame, now_unix_nano), _progress(frame, page)]
+    head = [_title(frame, page, now_unix_nano), _progress(frame, page)]
     problems = [*([] if problem is None else [problem]), *frame.problems]
     head += [_line((f"! {clean(text)}", "yellow")) for text in problems[:2]]
     usage = _usage(frame)
@@ -118,7 +119,7 @@ def status_line(frame: Frame) -> str:
     return "  ".join(parts)
 
 
-def _title(frame: Frame, now_unix_nano: int) -> Text:
+def _title(frame: Frame, page: Page, now_unix_nano: int) -> Text:
     run = frame.run
     status = frame.status if frame.reason is None else f"{frame.status} ({clean(frame.reason)})"
     ended = frame.end_unix_nano or (frame.last_seen_unix_nano if frame.status == INTERRUPTED else now_unix_nano)
@@ -126,7 +127,9 @@ def _title(frame: Frame, now_unix_nano: int) -> Text:
     if frame.start_unix_nano is not None and ended is not None:
         parts.append((f"  {format_age(frame.start_unix_nano, ended)}", ""))
     named = run.experiment if run.name is None else f"{run.experiment} / {run.name}"
-    return _line((clean(named), "bold"), ("  ", ""), *parts, (f"  {clean(run.run_id)}", "dim"))
+    # The status must be seen, however long a name is.
+    named = _cut(clean(named), max(_MIN_NAME, page.width - _BESIDE_NAME)) if page.is_cut else clean(named)
+    return _line((named, "bold"), ("  ", ""), *parts, (f"  {clean(run.run_id)}", "dim"))
 
 
 def _progress(frame: Frame, page: Page) -> Text:

@@ -67,7 +67,8 @@ def _watch(
             metavar="SECONDS",
             min=0.1,
             max=3_600,
-            help="Seconds between two looks.  [default: 1; 10 where each is printed as a line]",
+            help="Seconds between two looks, each of which writes some hundred bytes: more over a slow line.  [default:"
+            " 1; 10 where each is printed as a line]",
         ),
     ] = None,
     run: Annotated[
