@@ -10,10 +10,10 @@ from runspan._plain import INT_MAX, INT_MIN
 from runspan.errors import TraceFormatError
 from runspan.tracefile._kinds import Param
 
-__all__ = ["RefusedLine", "bounded", "check_integers", "has_long_integer"]
+__all__ = ["MAX_VALUES", "RefusedLine", "bounded", "check_integers", "has_long_integer"]
 
 #: Decoded, a value takes many times its bytes in the line. The writer cuts a user's value at a million parts.
-_MAX_VALUES = 1 << 20
+MAX_VALUES = 1 << 20
 #: An integer that does not fit into 64 bits has at least so many characters, its sign among them.
 _LONG_INTEGER = b"0" * 20
 _DIGITS_AS_ZEROS = bytes.maketrans(b"123456789-", b"0000000000")
@@ -41,18 +41,18 @@ class RefusedLine(bytes):
 
 def bounded(line: bytes) -> bytes:
     """Return the line, or its stand-in when it holds more values than any event."""
-    if len(line) <= _MAX_VALUES or _count_values(line) <= _MAX_VALUES:
+    if len(line) <= MAX_VALUES or _count_values(line) <= MAX_VALUES:
         return line
-    return RefusedLine.of(len(line), f"a line of more than {_MAX_VALUES} values")
+    return RefusedLine.of(len(line), f"a line of more than {MAX_VALUES} values")
 
 
 def _count_values(line: bytes) -> int:
     """Count what begins a value: the commas and brackets outside of strings; beyond the limit it need not be exact."""
-    if line.count(b",") + line.count(b"[") + line.count(b"{") <= _MAX_VALUES:
+    if line.count(b",") + line.count(b"[") + line.count(b"{") <= MAX_VALUES:
         return 0
     text = line.replace(rb"\\", b"").replace(rb"\"", b"")
     count = position = 0
-    while count <= _MAX_VALUES:
+    while count <= MAX_VALUES:
         opening = text.find(b'"', position)
         end = len(text) if opening < 0 else opening
         count += sum(text.count(mark, position, end) for mark in (b",", b"[", b"{"))

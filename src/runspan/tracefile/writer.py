@@ -20,6 +20,7 @@ import msgspec
 
 from runspan.tracefile._compression import compress_in_background
 from runspan.tracefile._descriptor import identify, reopen
+from runspan.tracefile._fitting import MAY_NOT_FIT_BYTES, fitting
 from runspan.tracefile.events import Dropped, Meta, SegmentEnd, TraceEvent, encode, encode_plain
 
 if TYPE_CHECKING:
@@ -210,6 +211,8 @@ class FileWriter(TraceWriter):
 
     def append(self, data: bytes) -> bool:
         """Append whole lines; the caller holds the lock. Return whether they were accepted."""
+        if len(data) > MAY_NOT_FIT_BYTES:
+            data = fitting(data)
         size = self._size + len(data)
         if size > self._fast_limit:
             return self._append_with_care(data)
