@@ -124,7 +124,9 @@ def _check_whole(directory: Path) -> None:
                     balance[getattr(event, "id")] += 1 if kind == "SpanStart" else -1  # noqa: B009 - of either class
         assert reader.torn == ()
         assert set(balance.values()) <= {0}, path
-        assert [finding for finding in health(path) if finding.severity is Severity.ERROR] == []
+        errors = {finding.code for finding in health(path) if finding.severity is Severity.ERROR}
+        # A captured step may have been killed between the first line of its file and that of its span.
+        assert errors == (set() if balance or path.parent == directory else {"root_count", "measurement_count"}), path
         if name.child is None:
             assert reader.state.status is TraceStatus.FINISHED
 
