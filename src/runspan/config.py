@@ -210,9 +210,10 @@ class TracingConfig:
     def from_env(cls, environ: Mapping[str, str] | None = None) -> TracingConfig:
         """Read every field from its variable ``RUNSPAN_<FIELD>``; what has none keeps its default.
 
-        ``RUNSPAN_TRACE_DIR=none`` (or ``off``) turns the file off, ``RUNSPAN_REDACT`` adds to the built-in names, and
-        ``OTEL_METRIC_EXPORT_INTERVAL`` stands in for ``RUNSPAN_METRIC_INTERVAL_S``. Export is on where an endpoint is
-        set, unless ``RUNSPAN_EXPORT_OTLP`` says otherwise.
+        ``RUNSPAN_TRACE_DIR=none`` (or ``off``) turns the file off, ``RUNSPAN_ALERT_RULES=none`` the alert rules,
+        ``RUNSPAN_REDACT`` adds to the built-in names, and ``OTEL_METRIC_EXPORT_INTERVAL`` stands in for
+        ``RUNSPAN_METRIC_INTERVAL_S``. Export is on where an endpoint is set, unless ``RUNSPAN_EXPORT_OTLP`` says
+        otherwise.
 
         Args:
             environ: the variables; None: the process's.
@@ -235,7 +236,8 @@ class TracingConfig:
             if values[name] is not None:
                 values[name] = check(_variable(name), values[name])
         if (rules := env.words(_variable("alert_rules"))) is not None:
-            values["alert_rules"] = _checked_rules(_variable("alert_rules"), rules)
+            is_off = len(rules) == 1 and means_none(rules[0])
+            values["alert_rules"] = () if is_off else _checked_rules(_variable("alert_rules"), rules)
         if (added := env.words(_variable("redact"))) is not None:
             values["redact"] = (*BUILTIN_PATTERNS, *added)
         if values["metric_interval_s"] is None:
@@ -284,7 +286,7 @@ def _checked_rules(name: str, value: object) -> tuple[str | Callable[..., Any], 
         raise ConfigError(f"{name}={show_value(value)} cannot be used: it takes a list of names and functions")
     named = _checked_names(name, [rule for rule in value if not callable(rule)])
     unknown = sorted(set(named) - set(ALERT_RULES))
-    require(not unknown, name, ",".join(unknown), f"functions, and some of {', '.join(ALERT_RULES)}")
+    require(not unknown, name, ",".join(unknown), f"some of {', '.join(ALERT_RULES)}; in code also functions")
     return tuple(value)
 
 

@@ -197,6 +197,16 @@ def test_a_rule_that_raises_hurts_nothing(live: LiveRuns, caplog: pytest.LogCapt
     assert run.status() is runspan.RunStatus.SUCCESS
 
 
+def test_rules_from_the_environment() -> None:
+    """Names are a list, none turns all off; an unknown one is an error that names the variable."""
+    from_env = runspan.TracingConfig.from_env
+    assert from_env({"RUNSPAN_ALERT_RULES": "loss_spike, stalled_step"}).alert_rules == ("loss_spike", "stalled_step")
+    assert from_env({"RUNSPAN_ALERT_RULES": "none"}).alert_rules == ()
+    assert from_env({}).alert_rules == ALERT_RULES
+    with pytest.raises(runspan.ConfigError, match="RUNSPAN_ALERT_RULES='loss_spyke' cannot be used: it takes some of"):
+        from_env({"RUNSPAN_ALERT_RULES": "loss_spyke"})
+
+
 def test_looks_that_cost_much_are_taken_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a second, or as rarely as it takes to stay at a hundredth of a processor."""
     monkeypatch.setattr(alerting, "_LOOK_S", 1.0)
