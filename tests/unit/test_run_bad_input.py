@@ -81,6 +81,43 @@ def test_an_exception_without_a_text_leaves_the_block_as_it_came(tmp_path: Path)
     assert _terminal_of(tmp_path).reason == "_Unprintable: <unprintable _Unprintable>"
 
 
+class _LazyFloat(float):
+    """A number whose own methods fail, as one that is computed late may."""
+
+    def __float__(self) -> float:
+        """Fail."""
+        raise _Unprintable
+
+    def is_integer(self) -> bool:
+        """Fail."""
+        raise _Unprintable
+
+
+class _LazyText(str):
+    """A text whose own methods fail."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """Fail."""
+        raise _Unprintable
+
+    def __bool__(self) -> bool:
+        """Fail."""
+        raise _Unprintable
+
+
+def test_numbers_and_texts_are_read_without_their_own_methods(tmp_path: Path) -> None:
+    """A float or str of another class is the number or text that it is, whatever its methods would raise."""
+    storage = InMemoryStorage()
+    with start_run("digits", storage=storage, config=TracingConfig(trace_dir=tmp_path)) as run:
+        run.log_metric(_LazyText("loss"), _LazyFloat(0.5))
+        run.log_metric_at("loss", _LazyFloat(7), 1)
+        run.log_metrics({"loss": _LazyFloat(0.25)}, step=_LazyFloat(8))
+    points = storage.get_metrics(run.id, "loss")
+    assert [(point.step, point.value) for point in points] == [(0, 0.5), (7, 1.0), (8, 0.25)]
+
+
 @pytest.mark.parametrize(
     "value", [None, 3, b"x", "a\0b", "a\ud800b", ["x"], {1: 2}, object(), pytest.param(10**5000, id="huge")]
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -55,6 +56,16 @@ class _Unprintable:
 
     def __iter__(self) -> Iterator[int]:
         raise RuntimeError("no items")
+
+
+class _UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class _NoIndex:
+    def __index__(self) -> int:
+        raise _UnprintableError
 
 
 def _capture_path(run: runspan.Run, step: int = 0) -> Path:
@@ -235,7 +246,7 @@ def test_spans_say_what_they_stand_for(live: LiveRuns, caplog: pytest.LogCapture
     kind: Any
     with run.step() as step:
         assert step is not None
-        for kind in ("function", "op", "module", "kernel"):
+        for kind in ("function", "op", "module", "kernel", np.zeros(2)):
             with step.recorder.span(f"a {kind}", kind, size=3):
                 pass
     starts = events_of(lines_of(_capture_path(run)), "span_start")
@@ -245,6 +256,7 @@ def test_spans_say_what_they_stand_for(live: LiveRuns, caplog: pytest.LogCapture
         ("a op", "op"),
         ("a module", "module"),
         ("a kernel", "function"),
+        ("a [0. 0.]", "function"),
     ]
     assert starts[2]["attributes"] == {"size": 3}
     assert {start.get("parent_id") for start in starts[1:]} == {starts[0]["id"]}
@@ -310,6 +322,15 @@ _BAD: dict[str, tuple[Callable[[Any], None], str]] = {
     "span": (lambda recorder: recorder.call_edge(5, "b" * 16, 1), "from_span: 5 (int) is no span"),
     "negative norm": (lambda recorder: recorder.gradient("w", -0.5, root=1), "norm: -0.5"),
     "no norm": (lambda recorder: recorder.gradient("w", "big", root=1), "norm: 'big'"),
+    "an error without a text": (
+        lambda recorder: recorder.op("mm", **{**_OP, "duration_ns": _NoIndex()}),
+        "<unprintable _UnprintableError>",
+    ),
+    "no end": (
+        lambda recorder: recorder.op("mm", inputs=itertools.count(), **_OP),
+        "inputs: count(65537) (count) is no list of at most 65536 items",
+    ),
+    "a text": (lambda recorder: recorder.op("mm", inputs="abc", **_OP), "inputs: 'abc' (str) is no list"),
     "foreign code": (lambda recorder: recorder.op("mm", **{**_OP, "shape": _Unprintable()}), "no items"),
 }
 

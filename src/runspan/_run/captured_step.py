@@ -11,6 +11,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, SpanContext, StatusCode, format_span_id
 
 from runspan import ids
+from runspan._plain import text_of
 from runspan._run.failures import describe_error
 from runspan._run.recorder import EvidenceRecorder
 from runspan._run.scopes import SpanScope, make_current, restore
@@ -178,7 +179,7 @@ class Capture:
         Raises:
             ConfigError: the run is strict.
         """
-        refused = ConfigError(f"{kind} of captured step {self._step}: {error}")
+        refused = ConfigError(f"{kind} of captured step {self._step}: {text_of(error)}")
         self._session.notices.refuse("evidence", "invalid_value", kind, refused)
 
     def refuse_late(self, kind: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from opentelemetry import trace
@@ -22,6 +23,8 @@ __all__ = ["Evidence", "evidence_fields"]
 
 Evidence: TypeAlias = Op | Tensor | Memory | DeviceMemory | Gradient | Edge | DeviceInterval
 
+#: More dimensions or inputs than anything has.
+_MAX_ITEMS = 65_536
 _CHOICES = {
     "category": ("parameter", "activation", "gradient", "optimizer", "other"),
     "action": ("alloc", "free"),
@@ -113,7 +116,7 @@ def _number(name: str, value: Any) -> int:
 
 
 def _numbers(name: str, value: Any) -> list[int]:
-    return [_number(name, item) for item in value]
+    return [_number(name, item) for item in _items(name, value)]
 
 
 def _identifier(name: str, value: Any) -> int | str:
@@ -129,7 +132,19 @@ def _identifier(name: str, value: Any) -> int | str:
 
 
 def _identifiers(name: str, value: Any) -> list[int | str]:
-    return [_identifier(name, item) for item in value]
+    return [_identifier(name, item) for item in _items(name, value)]
+
+
+def _items(name: str, value: Any) -> list[Any]:
+    """Return the items of a list, whose iterator may have no end.
+
+    Raises:
+        InvalidValueError: it is a text, whose characters nobody means, or has too many of them.
+    """
+    items = [] if isinstance(value, str | bytes) else list(islice(value, _MAX_ITEMS + 1))
+    if isinstance(value, str | bytes) or len(items) > _MAX_ITEMS:
+        raise InvalidValueError(f"{name}: {describe(value)} is no list of at most {_MAX_ITEMS} items")
+    return items
 
 
 #: How a field's value becomes a plain one; what is not here is text.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 
+from runspan._plain import text_of
 from runspan._run.evidence import evidence_fields
 from runspan._run.values import InvalidValueError, describe
 from runspan.tracefile.events import DeviceInterval, DeviceMemory, Edge, Gradient, Memory, Op, Tensor
@@ -80,11 +81,12 @@ class EvidenceRecorder:
         if not capture.is_open:
             capture.refuse_late("span")
             return _NO_SPAN
-        if kind not in SPAN_KINDS:
+        known_kind = text_of(kind)
+        if known_kind not in SPAN_KINDS:
             known = ", ".join(SPAN_KINDS)
             capture.refuse("span", InvalidValueError(f"kind: {describe(kind)} is none of {known}; function is used"))
-            kind = "function"
-        return capture.scope(name, attributes, kind)
+            known_kind = "function"
+        return capture.scope(name, attributes, known_kind)
 
     def op(
         self,

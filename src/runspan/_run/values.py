@@ -35,12 +35,13 @@ def metric_value(value: Any) -> int | float:
     Raises:
         InvalidValueError: it is anything else.
     """
+    # By the built-in types' own methods: those of a subclass may raise anything.
     if isinstance(value, float):
-        return float(value)
+        return float.__float__(value)
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, int):
-        return _fitting_int(int(value))
+        return _fitting_int(int.__int__(value))
     item = single_item(value)
     if isinstance(item, bool | int | float):
         return metric_value(item)
@@ -67,10 +68,10 @@ def metric_step(step: Any) -> int:
     """
     item = step if isinstance(step, int | float) else single_item(step)
     if type(item) is not bool:
-        if isinstance(item, float) and item.is_integer():
-            item = int(item)
-        if isinstance(item, int) and 0 <= item <= STEP_MAX:
-            return int(item)
+        if isinstance(item, float) and float.is_integer(item):
+            item = int(float.__float__(item))
+        if isinstance(item, int) and 0 <= (number := int.__int__(item)) <= STEP_MAX:
+            return number
     raise InvalidValueError(f"{describe(step)} is no step: use a non-negative integer")
 
 
@@ -80,8 +81,8 @@ def metric_key(key: Any) -> str:
     Raises:
         InvalidValueError: it is no string, or an empty one.
     """
-    if isinstance(key, str) and key:
-        return str(key)
+    if isinstance(key, str) and (text := str.__str__(key)):
+        return text
     raise InvalidValueError(f"{describe(key)} is no metric key: use a non-empty string")
 
 
