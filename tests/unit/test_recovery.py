@@ -270,6 +270,36 @@ def test_captures_get_an_end_and_children_need_none(trace: Path, run_dir: Path) 
     assert whole_child.read_bytes() == untouched
 
 
+@pytest.mark.parametrize("torn", [b'{"kind":"metric","ke', b"\0" * 40])
+@pytest.mark.usefixtures("trace")
+def test_a_child_s_cut_record_is_cut_off(run_dir: Path, torn: bytes) -> None:
+    """A child's file whose spans all have ended loses its torn line all the same, once; what a text had is counted."""
+    child = run_dir / TraceName(0, child="77").filename
+    whole = write_lines(child, [_META, *make_span(_USER)])
+    child.write_bytes(whole + torn)
+    (closed,) = [closed for closed in _recover(run_dir).closed if closed.path == str(child)]
+    assert (closed.spans_ended, closed.torn_bytes) == (0, len(torn.strip(b"\0")))
+    with read(child) as reader:
+        kinds = _kinds(list(reader))
+    assert reader.torn == ()
+    assert kinds[3:] == ([Dropped] if closed.torn_bytes else [])
+    assert child.read_bytes().startswith(whole)
+    assert _recover(run_dir).closed == ()
+
+
+@pytest.mark.usefixtures("trace")
+def test_a_compressed_child_s_cut_end_stays(run_dir: Path) -> None:
+    """Readers pass over what a gzipped part lacks; nothing is changed, however often it is recovered."""
+    child = run_dir / TraceName(0, child="77", compressed=True).filename
+    lines = write_lines(child, [_META, *make_span(_USER)])
+    child.write_bytes(gzip.compress(lines)[:-4])
+    before = child.read_bytes()
+    for _ in range(2):
+        assert str(child) not in {closed.path for closed in _recover(run_dir).closed}
+    assert child.read_bytes() == before
+    assert [path.name for path in run_dir.glob("*child*")] == [child.name]
+
+
 def test_a_resumed_run_s_span_counts_from_its_first_attempt(run_dir: Path) -> None:
     """The run span of a second attempt, which the first one began, ends when the second was last heard of."""
     path = run_dir / TraceName(0, attempt=1).filename

@@ -76,7 +76,7 @@ class ClosedTrace(msgspec.Struct, frozen=True):
 
 
 def close_trace(path: Path, *, needs_terminal: bool, max_metric_keys: int) -> ClosedTrace | None:
-    """End the spans of a trace that are open, and the trace itself; None when there is nothing to end.
+    """End the spans of a trace that are open, and the trace itself; None when there is nothing to end or to cut off.
 
     Nobody else may write to it meanwhile. Open spans end, innermost first, at the time of the last thing that the trace
     tells of, with the status ``error`` and the reason ``interrupted``.
@@ -91,7 +91,7 @@ def close_trace(path: Path, *, needs_terminal: bool, max_metric_keys: int) -> Cl
         ConfigError: it cannot be written.
     """
     scan = _scan(path, max_metric_keys)
-    if scan.is_finished or not (needs_terminal or scan.open_count):
+    if scan.is_finished or not (needs_terminal or scan.open_count or scan.is_torn):
         return None
     try:
         cut = _cut_tail(path)
@@ -102,7 +102,11 @@ def close_trace(path: Path, *, needs_terminal: bool, max_metric_keys: int) -> Cl
         ends = list(scan.ends())
         if not scan.is_finished:
             last = Terminal("failed", scan.elapsed_ns, RunStatus.FAILED, INTERRUPTED)
-            _append(path, scan.meta, [*told, *ends, *([last] if needs_terminal else [])])
+            appended = [*told, *ends, *([last] if needs_terminal else [])]
+            if appended:
+                _append(path, scan.meta, appended)
+            elif cut is None or not cut.cut_bytes:
+                return None  # a compressed part's torn end stays
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror or error}): it must be possible to write to the run directory"
@@ -116,6 +120,7 @@ def _scan(path: Path, max_metric_keys: int) -> _Scan:
         for event in reader:
             scan.take(event)
         scan.last_seen_unix_nano, scan.is_finished = reader.last_seen_unix_nano, reader.terminal is not None
+        scan.is_torn = bool(reader.torn)
     return scan
 
 
@@ -131,11 +136,12 @@ class _Scan:
         open_count: spans that are open.
         last_seen_unix_nano: the time of its last line, once it was read.
         is_finished: whether that is a terminal event.
+        is_torn: whether a last line is cut off.
     """
 
     def __init__(self, meta: Meta, max_metric_keys: int) -> None:
         self.elapsed_ns = self.open_count = self.last_seen_unix_nano = 0
-        self.is_finished = False
+        self.is_finished = self.is_torn = False
         self.meta = meta
         self._max_metric_keys = max_metric_keys
         #: Oldest first; an id that is open more than once stands for as many spans.
