@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import unicodedata
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from runspan.tracefile.events import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from rich.console import Console
     from rich.table import Table
@@ -46,6 +48,7 @@ __all__ = [
     "print_rows",
     "say",
     "sparkline",
+    "spinner",
 ]
 
 STATUS_STYLES = {
@@ -98,6 +101,12 @@ def open_console(*, stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = _UNFOLDED_WIDTH
     return console
+
+
+def spinner(text: str) -> AbstractContextManager[Any]:
+    """Return what shows on a terminal's stderr that something is going on."""
+    console = open_console(stderr=True)
+    return console.status(text) if console.is_terminal else nullcontext()
 
 
 def say(text: str) -> None:

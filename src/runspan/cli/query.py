@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv as csv_format
 import json as json_format
 import sys
-from contextlib import nullcontext
 from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, RunArgument, StorageOption
-from runspan.cli._output import Column, clean, counted, note, open_console, plain, print_rows, say
+from runspan.cli._output import Column, clean, counted, note, open_console, plain, print_rows, say, spinner
 from runspan.cli._workspace import Workspace
 from runspan.cli.trace._target import find_trace_files
 from runspan.errors import ConfigError
@@ -73,10 +72,9 @@ def _query(
         raise ConfigError("--json and --csv cannot be given together: choose one")
     workspace = Workspace.resolve(storage, directory)
     found = find_trace_files(workspace, run)
-    console = open_console(stderr=True)
     sources = find_sources(found)
     with create_database(sources) as database:
-        with console.status("reading the traces") if console.is_terminal else nullcontext():
+        with spinner("reading the traces"):
             answer = database.ask(READY_MADE.get(question, question))
         if json:
             _print_json(answer)

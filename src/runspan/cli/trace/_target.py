@@ -9,7 +9,7 @@ import typer
 from runspan.cli._catalog import Catalog
 from runspan.cli._references import named_file, named_folder
 from runspan.errors import ConfigError, RunNotFoundError
-from runspan.tracefile.layout import RunDirectory, TraceName
+from runspan.tracefile.layout import RunDirectory, TraceName, first_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,10 +55,8 @@ def find_trace_files(workspace: Workspace, reference: str) -> list[Path]:
     file = named_file(reference)
     if file is not None:
         return [file]
-    first_parts: dict[TraceName, Path] = {}
-    for name, path in RunDirectory(find_directory(workspace, reference)).trace_files():
-        first_parts.setdefault(TraceName(name.rank, name.attempt, name.child), path)
-    return list(first_parts.values())
+    files = RunDirectory(find_directory(workspace, reference)).trace_files()
+    return [path for _, path in first_parts(files)]
 
 
 def refuse_input(output: Path, traces: Iterable[Path]) -> None:

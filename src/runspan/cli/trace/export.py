@@ -5,26 +5,24 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from runspan._root import expand_user
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, StorageOption
-from runspan.cli._output import counted, note, open_console, print_json, say
+from runspan.cli._output import counted, note, print_json, say, spinner
 from runspan.cli._workspace import Workspace
+from runspan.cli.trace._sending import print_sent, sending_config
 from runspan.cli.trace._target import TraceArgument, find_trace_files, refuse_input
 from runspan.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from runspan.replay import ReplayReport
 
 __all__ = ["register"]
 
@@ -139,7 +137,7 @@ def _write(writer: _Writer, traces: Sequence[Path], output: str, *, force: bool,
         if not force and path.exists():
             raise ConfigError(f"{path} is there already: give another path, or replace it with --force")
         refuse_input(path, traces)
-        with _spinner(f"writing {path}"):
+        with spinner(f"writing {path}"):
             writer.write(traces, path)
     _tell(traces, output, json=json)
 
@@ -148,7 +146,7 @@ def _write_to_stdout(writer: _Writer, traces: Sequence[Path]) -> None:
     """Write a whole document or nothing: an error in the middle must not look like an answer."""
     with tempfile.TemporaryDirectory(prefix="runspan-export-") as folder:
         path = Path(folder) / "export"
-        with _spinner("exporting"):
+        with spinner("exporting"):
             writer.write(traces, path)
         sys.stdout.flush()
         with path.open("rb") as file:
@@ -173,39 +171,14 @@ def _tell(traces: Sequence[Path], output: str, *, json: bool) -> None:
 
 
 def _replay(traces: Sequence[Path], endpoint: str | None, *, json: bool) -> None:
-    from runspan._endpoints import guess_protocol  # noqa: PLC0415 - a command loads what it needs
-    from runspan.config import TracingConfig  # noqa: PLC0415
-    from runspan.replay import ReplayOutcome, replay  # noqa: PLC0415
+    from runspan.replay import ReplayOutcome, replay  # noqa: PLC0415 - a command loads what it needs
 
-    config = TracingConfig.from_env()
-    if endpoint is not None:
-        config = config.with_otlp_export(endpoint, guess_protocol(endpoint))
-    with _spinner("sending"):
+    config = sending_config(endpoint)
+    with spinner("sending"):
         report = replay(traces, config)
     if json:
         print_json(report)
     else:
-        _print_replay(report)
+        print_sent(report, f"{report.outcome}:")
     if report.outcome is not ReplayOutcome.COMPLETE or report.warnings:
         raise typer.Exit(_PARTIAL)
-
-
-def _print_replay(report: ReplayReport) -> None:
-    say(
-        f"{report.outcome}: {counted(report.spans, 'span')} and {counted(report.points, 'point')} sent,"
-        f" of {counted(report.traces, 'trace')}"
-    )
-    if report.spans_over_budget:
-        say(f"{counted(report.spans_over_budget, 'span')} beyond max_exported_spans left out, as in the live export")
-    if report.values_too_old:
-        say(f"{counted(report.values_too_old, 'value')} left out that a metrics store takes no more")
-    for reason, count in report.lost.items():
-        note(f"not taken: {count} ({reason})")
-    for warning in report.warnings:
-        note(warning)
-
-
-def _spinner(text: str) -> AbstractContextManager[Any]:
-    """Return what shows on a terminal's stderr that something is going on."""
-    console = open_console(stderr=True)
-    return console.status(text) if console.is_terminal else nullcontext()

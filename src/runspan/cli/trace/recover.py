@@ -10,6 +10,7 @@ import typer
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, RunArgument, StorageOption
 from runspan.cli._output import counted, format_time, note, print_json, say
 from runspan.cli._workspace import Workspace
+from runspan.cli.trace._sending import print_sent, sending_config
 from runspan.cli.trace._target import find_directory
 
 if TYPE_CHECKING:
@@ -50,14 +51,10 @@ def _recover(
     storage too, and what was not exported is sent. A run that may still be running is refused. Doing it twice changes
     nothing. The exit code is 1 where some of it could not be read or sent.
     """
-    from runspan._endpoints import guess_protocol  # noqa: PLC0415 - a command loads what it needs
-    from runspan.config import TracingConfig  # noqa: PLC0415
-    from runspan.recovery import recover  # noqa: PLC0415
+    from runspan.recovery import recover  # noqa: PLC0415 - a command loads what it needs
 
     workspace = Workspace.resolve(storage, directory)
-    config = TracingConfig.from_env()
-    if endpoint is not None:
-        config = config.with_otlp_export(endpoint, guess_protocol(endpoint))
+    config = sending_config(endpoint)
     path = find_directory(workspace, run)
     opening: AbstractContextManager[ExperimentStorage | None] = nullcontext()
     if workspace.storage_url is not None:
@@ -83,15 +80,7 @@ def _print(report: RecoveryReport) -> None:
         say(f"{path}: empty: its process was killed before it had recorded anything")
     if report.stored is not None:
         say(f"storage: {counted(report.stored.points_added, 'point')} added, {report.stored.points_known} known")
-    exported = report.exported
-    if exported is not None:
-        sent = f"{counted(exported.spans, 'span')} and {counted(exported.points, 'point')} sent"
-        say(f"export: {exported.outcome}, {sent}")
-        if exported.values_too_old:
-            say(f"export: {exported.values_too_old} values are too old for a metrics store")
-        for reason, count in exported.lost.items():
-            note(f"not exported: {count} ({reason})")
-        for warning in exported.warnings:
-            note(warning)
+    if report.exported is not None:
+        print_sent(report.exported, f"export: {report.exported.outcome},")
     for warning in report.warnings:
         note(warning)
