@@ -6,8 +6,6 @@ that is missing is appended in one write.
 
 from __future__ import annotations
 
-import os
-from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,8 +13,8 @@ import msgspec
 from runspan.errors import ConfigError
 from runspan.records import RunStatus
 from runspan.semconv import Attr
-from runspan.tracefile._parts import MAX_LINE_BYTES, open_last
-from runspan.tracefile._state import event_time, is_blank
+from runspan.tracefile._file_end import append_events, cut_tail
+from runspan.tracefile._state import event_time
 from runspan.tracefile.events import (
     DeviceMemory,
     Dropped,
@@ -33,7 +31,6 @@ from runspan.tracefile.events import (
     Terminal,
     TraceEvent,
     Usage,
-    encode,
     jsonable,
 )
 from runspan.tracefile.reader import read
@@ -48,13 +45,6 @@ __all__ = ["INTERRUPTED", "ClosedTrace", "close_trace"]
 
 #: The reason of an end that a trace's own process did not write.
 INTERRUPTED = "interrupted"
-#: How much of a file is looked at from its end; more, where its last line is longer.
-_TAIL_BYTES = 64 << 10
-_GZIP_MAGIC = b"\x1f\x8b"
-_NEWLINE = ord("\n")
-#: White space, and the NUL bytes that a power loss leaves of data that was not written.
-_BLANK = b"\0 \t\r\n"
-_SEGMENT_END = b'{"kind":"segment_end"'
 #: What tells the trace's own time, on its monotonic clock.
 _ON_THE_CLOCK = (Op, Memory, DeviceMemory, Usage, Terminal)
 
@@ -94,7 +84,7 @@ def close_trace(path: Path, *, needs_terminal: bool, max_metric_keys: int) -> Cl
     if scan.is_finished or not (needs_terminal or scan.open_count or scan.is_torn):
         return None
     try:
-        cut = _cut_tail(path)
+        cut = cut_tail(path)
         if cut is not None and cut.cut_bytes:
             scan = _scan(path, max_metric_keys)  # a line that only NUL bytes stood behind counts from now on
         torn_bytes = 0 if cut is None else cut.torn_bytes
@@ -104,7 +94,7 @@ def close_trace(path: Path, *, needs_terminal: bool, max_metric_keys: int) -> Cl
             last = Terminal("failed", scan.elapsed_ns, RunStatus.FAILED, INTERRUPTED)
             appended = [*told, *ends, *([last] if needs_terminal else [])]
             if appended:
-                _append(path, scan.meta, appended)
+                append_events(path, scan.meta, appended)
             elif cut is None or not cut.cut_bytes:
                 return None  # a compressed part's torn end stays
     except OSError as error:
@@ -226,174 +216,3 @@ class _Scan:
 
     def _see(self, elapsed_ns: int) -> None:
         self.elapsed_ns = max(self.elapsed_ns, elapsed_ns)
-
-
-def _cut_tail(path: Path) -> _End | None:
-    """Cut what stands behind the last whole line of a trace, and return what was there.
-
-    A compressed part stays as it is, and is None: readers pass over its torn end.
-    """
-    with closing(open_last(path)) as last:
-        file = last.path
-    if _is_packed(file):
-        return None
-    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-    try:
-        end = _find_end(descriptor)
-        if end.cut_bytes:
-            os.ftruncate(descriptor, end.size)
-        if not end.has_newline:
-            os.write(descriptor, b"\n")
-    finally:
-        os.close(descriptor)
-    return end
-
-
-def _append(path: Path, meta: Meta, events: list[TraceEvent]) -> None:
-    """Append events to a trace that ends in a whole line, in one piece, on the disk when this returns.
-
-    A last part that is compressed, or says that another follows, stays as it is: the events become the next part.
-    """
-    with closing(open_last(path)) as last:
-        file, name = last.path, last.name
-    if not _is_packed(file):
-        descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            end = _find_end(descriptor)
-            if not end.is_segment_end or name is None:
-                part = None if name is None else name.part or None
-                # Without a line the part had just begun.
-                opening = [] if end.size else [msgspec.structs.replace(meta, part=part)]
-                _append_to(descriptor, end.size, b"".join(map(encode, [*opening, *events])))
-                return
-        finally:
-            os.close(descriptor)
-    if name is None:
-        raise OSError(None, "it is compressed, and has no name that another part could follow")
-    following = name.next_part()
-    opening = [msgspec.structs.replace(meta, part=following.part)]
-    _create(file.with_name(following.filename), b"".join(map(encode, [*opening, *events])))
-
-
-def _append_to(descriptor: int, size: int, data: bytes) -> None:
-    """Write at the end of a file of this size; what a full disk does not take is cut off again."""
-    written = 0
-    try:
-        while written < len(data):
-            written += os.write(descriptor, data[written:])
-        os.fsync(descriptor)
-    except OSError:
-        with suppress(OSError):
-            os.ftruncate(descriptor, size)
-        raise
-
-
-class _End(msgspec.Struct, frozen=True):
-    """Where the whole lines of a file end.
-
-    Attributes:
-        size: bytes up to there.
-        cut_bytes: bytes behind it.
-        torn_bytes: those of them that are neither white space nor NUL bytes.
-        has_newline: whether the last whole line has its newline; also where there is no line.
-        is_segment_end: whether that line says that another part follows.
-    """
-
-    size: int
-    cut_bytes: int
-    torn_bytes: int
-    has_newline: bool
-    is_segment_end: bool
-
-
-def _find_end(descriptor: int) -> _End:
-    """Look for the last line that is whole, from the end on: everything before it stays.
-
-    Raises:
-        OSError: the file cannot be read, or ends in more bytes without a newline than a line may have.
-    """
-    total = os.fstat(descriptor).st_size
-    window = _TAIL_BYTES
-    while True:
-        begin = max(0, total - window)
-        data = _read_at(descriptor, begin, total - begin)
-        end = _last_line_in(data, begin)
-        if end is not None:
-            return end
-        if begin == 0:
-            torn_bytes = len(data.strip(_BLANK))
-            return _End(0, total, torn_bytes, has_newline=True, is_segment_end=False)
-        if window > MAX_LINE_BYTES:
-            raise OSError(None, f"its last {MAX_LINE_BYTES} bytes hold no line")
-        window = min(window * 8, MAX_LINE_BYTES + _TAIL_BYTES)
-
-
-def _last_line_in(data: bytes, offset: int) -> _End | None:
-    """Find the last whole line in the bytes that a file ends with.
-
-    Args:
-        data: these bytes.
-        offset: where in the file they begin.
-    """
-    stop = len(data)
-    while stop > 0:
-        has_newline = data[stop - 1] == _NEWLINE
-        begin = data.rfind(b"\n", 0, stop - has_newline) + 1
-        if begin == 0 and offset > 0:
-            return None  # it may have begun before
-        line = data[begin : stop - has_newline]
-        if not is_blank(line) and _is_whole(line):
-            size = stop if has_newline else begin + len(line.rstrip(_BLANK))
-            is_segment_end = line.lstrip(b"\0").startswith(_SEGMENT_END)
-            return _End(offset + size, len(data) - size, len(data[size:].strip(_BLANK)), has_newline, is_segment_end)
-        stop = begin
-    return None
-
-
-def _is_whole(line: bytes) -> bool:
-    """Whether a line is JSON, so that no cut explains what is wrong with it, if anything is."""
-    try:
-        msgspec.json.decode(line.strip(_BLANK))
-    except msgspec.ValidationError:
-        return True
-    except msgspec.DecodeError:
-        return False
-    except RecursionError:
-        return True
-    return True
-
-
-def _read_at(descriptor: int, offset: int, size: int) -> bytes:
-    pieces = []
-    while size > 0 and (piece := os.pread(descriptor, size, offset)):
-        pieces.append(piece)
-        offset += len(piece)
-        size -= len(piece)
-    return b"".join(pieces)
-
-
-def _is_packed(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-
-
-def _create(path: Path, data: bytes) -> None:
-    """Create a file whole; one that is there already is not touched.
-
-    Raises:
-        FileExistsError: it is.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)  # a rename would replace another process's
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
