@@ -26,18 +26,25 @@ _WORK_TREE = "GIT_WORK_TREE"
 #: Variables that tell git where the repository, its index and its objects are.
 _LOCATION = (
     *("GIT_DIR", _WORK_TREE, "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE", "GIT_PREFIX"),
-    *("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE", "GIT_REPLACE_REF_BASE"),
+    *("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE", "GIT_REPLACE_REF_BASE"),
 )
 #: Variables that change what a path means, or what a difference is.
 _MEANING = (
     *("GIT_GLOB_PATHSPECS", "GIT_NOGLOB_PATHSPECS", "GIT_ICASE_PATHSPECS", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"),
     *("GIT_ATTR_SOURCE", "GIT_TRACE", "GIT_TRACE2"),
 )
-_FORCED = {"GIT_LITERAL_PATHSPECS": "1", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-#: A file monitor's word, an untracked cache and a shortened comparison of file times can hide changes.
+_FORCED = {
+    "GIT_LITERAL_PATHSPECS": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "LC_ALL": "C",
+    "GIT_GRAFT_FILE": os.devnull,  # parents are those that a commit names
+}
+#: A file monitor's word, an untracked cache and a shortened comparison of file times can hide changes; a commit graph
+#: says again what commits say, and need not be right.
 _SETTINGS = (
-    *("-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false"),
-    *("-c", "core.checkStat=default", "-c", "core.trustctime=true"),
+    *("-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false", "-c", "core.commitGraph=false"),
+    *("-c", "core.checkStat=default", "-c", "core.trustctime=true", "-c", "advice.graftFileDeprecated=false"),
 )
 _GITLINK = "160000"
 _SKIP_WORKTREE = "S"
@@ -288,13 +295,19 @@ class Git:
                 dirty.update(self._dirty_in_submodule(path))
         return sorted(dirty)
 
+    def within(self, path: str) -> Git:
+        """Return the git of a submodule.
+
+        Raises:
+            GitError: it is not checked out.
+        """
+        return Git.at(self.top / path, self._environ, timeout_s=self._timeout_s)
+
     def _dirty_in_submodule(self, path: str) -> Iterable[str]:
         folder = self.top / path
         if not os.path.lexists(folder / ".git"):
             return [path]
-        return [
-            f"{path}/{inner}" for inner in Git.at(folder, self._environ, timeout_s=self._timeout_s).dirty_paths(["."])
-        ]
+        return [f"{path}/{inner}" for inner in self.within(path).dirty_paths(["."])]
 
 
 def _names(work_tree: str, top: Path) -> bool:

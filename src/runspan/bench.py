@@ -1,8 +1,7 @@
 """Benchmarks: what ``.benchmarks/bounds.toml`` declares is run as a Run, and leaves a record that a gate can check.
 
-Whatever ends a run but SIGKILL (or the machine) leaves its records: they are written when the run's root span ends,
-SIGTERM and an exception included. A process that is killed outright can write nothing; an earlier record then stands
-for what it measured, not for this run.
+Whatever ends a run leaves its records: they are written when the run's root span ends, SIGTERM and an exception
+included. For a process that is killed outright a gate run writes the record of a failed run when it starts.
 """
 
 from __future__ import annotations
@@ -130,12 +129,12 @@ def run_benchmark(
         ConfigError: tracing is off: the records are written when the root span ends.
     """
     declared = declared_benchmarks(top)
-    benchmark = declared.benchmarks.get(request.benchmark_id)
-    if benchmark is None:
-        known = ", ".join(sorted(declared.benchmarks)) or "none"
-        raise GateError(f"benchmark {request.benchmark_id!r} is not in {BOUNDS_PATH}: it declares {known}")
+    benchmark = _declared(request.benchmark_id, declared, BOUNDS_PATH)
     record_folder(top, request.benchmark_id)  # an id that is no folder's name is refused before anything runs
     gate = gate_facts(top, request.benchmark_id) if request.gate else None
+    if gate is not None:  # what is measured is what is committed, the declaration included
+        declared = gate.baseline
+        benchmark = _declared(request.benchmark_id, declared, f"HEAD:{BOUNDS_PATH}")
     probe = probe or HardwareProbe(visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))
     hardware, before = probe.fingerprint(), probe.state()
     check = look_before(before, "speed")
@@ -162,6 +161,14 @@ def run_benchmark(
     recorder.attach(run, execution.stop)
     _measure(run, benchmark, execution, recorder, {} if entry is None else entry.bounds, show_progress=show_progress)
     return _result(run, recorder, gate, _without_bounds(request, bounds, key, entry))
+
+
+def _declared(benchmark_id: str, declared: Baseline, name: str) -> Benchmark:
+    benchmark = declared.benchmarks.get(benchmark_id)
+    if benchmark is None:
+        known = ", ".join(sorted(declared.benchmarks)) or "none"
+        raise GateError(f"benchmark {benchmark_id!r} is not in {name}: it declares {known}")
+    return benchmark
 
 
 def _measure(

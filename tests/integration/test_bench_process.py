@@ -80,9 +80,11 @@ def test_a_cancelled_gate_run_leaves_a_failed_record(
         assert until(lambda: not psutil.pid_exists(pid))
 
 
-def test_a_killed_gate_run_leaves_none(repository: GateRepository, tmp_path: Path) -> None:
-    """After SIGKILL there is no record: nothing in the process could write one, and nothing passes for it."""
+def test_a_killed_gate_run_leaves_a_failed_record(repository: GateRepository, tmp_path: Path) -> None:
+    """SIGKILL leaves no time to write: the record of a failed run stands since the start, and no older pass for it."""
     repository.declare('callable = "speed:bench"')
     repository.commit()
     assert _interrupt(repository, tmp_path, signal.SIGKILL) == -signal.SIGKILL
-    assert _records(repository) == []
+    records = _records(repository)
+    assert [(record.frame_status, record.verdict) for record in records] == [(FrameStatus.FAILED, "FAIL")]
+    assert records[0].verdict_reason == "the run started, and was killed before it ended"

@@ -265,7 +265,7 @@ def test_deleting_a_failure_reveals_no_older_pass(repository: GatedRepository) -
     failed.unlink()
     result = repository.result()
     assert result.outcome is GateOutcome.FAIL
-    assert "2026-01-03.json (deleted since" in result.problems[0]
+    assert "2026-01-03.json (deleted or altered since" in result.problems[0]
     repository.measure("2026-01-04", recorded_at=TIME + 2)
     assert repository.outcome() is GateOutcome.PASS
 

@@ -179,6 +179,16 @@ def test_markdown_is_a_table_that_names_cannot_break(gate: GateCli) -> None:
     assert "&lt;b>\\|\\`\\@all\\`\\\\n\\# x" in out
 
 
+@pytest.mark.parametrize("form", ["text", "json", "junit", "markdown", "github"])
+def test_changed_rules_are_shown_in_every_form(gate: GateCli, form: str) -> None:
+    """Whoever looks at the result sees which paths no longer count."""
+    gate.repository.commit({".benchmarks/config.toml": CONFIG.replace('["src/other"]', '["src"]')})
+    gate.repository.measure()
+    answer = gate.check("--format", form)
+    assert answer.code == 0
+    assert "excluded: decode=" in answer.out.replace("\\[", "[")
+
+
 def test_github_annotations_are_escaped(gate: GateCli) -> None:
     """Each problem is an error annotation on its record; a reason cannot add a command of its own."""
     gate.repository.measure(verdict="info", verdict_reason="50%\n::warning::x")

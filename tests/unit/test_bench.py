@@ -5,6 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from runspan._git import GitError
@@ -151,6 +152,37 @@ def test_a_crashed_rerun_does_not_hide_behind_an_older_pass(
     second = _bench(repository, live)
     assert (first.outcome, second.outcome) == (BenchOutcome.PASS, BenchOutcome.NO_VERDICT)
     assert {_record(first).verdict, _record(second).verdict} == {"FAIL"}
+
+
+def test_while_a_gate_run_goes_on_its_record_is_that_of_a_failed_run(
+    repository: GateRepository, live: LiveRuns
+) -> None:
+    """Also where a pass stood, and beside a failure; the run's own last record takes the place of it."""
+    body = 'import pathlib; return {"ratio": float(b"killed before" in b"".join(f.read_bytes() for f in pathlib.Path('
+    _prepare(repository, body + f'"{repository.top}/.benchmarks/speed").glob("*.json"))) / 2}}')
+    folder = repository.top / ".benchmarks/speed"
+    for outcome, ratio, files in ((BenchOutcome.PASS, 0.5, 1), (BenchOutcome.PASS, 0.5, 1)):
+        result = _bench(repository, live)
+        assert (result.outcome, _record(result).metrics["ratio"]) == (outcome, ratio)
+        assert len(list(folder.iterdir())) == files
+    failed = _record(result)
+    path = msgspec.structs.replace(failed, verdict="FAIL").save(repository.top)
+    beside = _bench(repository, live)
+    assert beside.outcome is BenchOutcome.PASS
+    assert set(folder.iterdir()) == {path, beside.gate_record}
+
+
+def test_a_gate_run_is_of_the_committed_declaration(repository: GateRepository, live: LiveRuns) -> None:
+    """Another callable or other pins in the working tree are not what a gate run runs; without --gate they are."""
+    _prepare(repository, 'return {"ratio": 0.5}')
+    repository.declare("command = ['false']", _ENTRY.replace('"3"', '"4"'))
+    result = _bench(repository, live)
+    assert result.outcome is BenchOutcome.PASS
+    assert _record(result).params == {"size": "3"}
+    assert _bench(repository, live, gate=False).outcome is BenchOutcome.NO_VERDICT
+    repository.declare(_CALLABLE, _ENTRY, benchmark_id="new")
+    with pytest.raises(GateError, match=r"'new' is not in HEAD:.benchmarks/bounds.toml: it declares speed"):
+        _bench(repository, live, benchmark_id="new")
 
 
 def test_a_record_that_cannot_be_written_is_no_verdict(repository: GateRepository, live: LiveRuns) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,11 +12,13 @@ from runspan._output_file import whole_file
 from runspan._plain import scrub_text
 from runspan._run.gate import export_gate_span, set_gate_values
 from runspan._version import __version__
+from runspan.errors import RunspanError
 from runspan.gate.canonical import render
 from runspan.gate.frame import Frame, FrameStatus, LogLine, RunRecord, Table, VerdictKind
 from runspan.gate.hardware_checks import report
 from runspan.gate.measuring import Result, failed
 from runspan.gate.record import GateRecord
+from runspan.gate.storing import save_record
 from runspan.records import RunStatus
 from runspan.semconv import Attr
 from runspan.tracefile.layout import RunDirectory
@@ -100,15 +103,21 @@ class Recorder:
         self.frame: Frame | None = None
         self.run_record: Path | None = None
         self.gate_record: Path | None = None
+        self._unfinished: Path | None = None
 
     def attach(self, run: Run, stop: Callable[[], None]) -> None:
         """Have the run's span processor write the records when its root span ends, on rank 0.
+
+        A gate run's record stands from now on as that of a failed run: SIGKILL leaves no time to write one.
 
         Args:
             run: the run.
             stop: called first: ends what still runs of the benchmark.
         """
         if run.span_id is not None and run.rank_context.rank == 0:
+            if self._gate is not None:
+                with suppress(RunspanError):  # whatever the reason, the last write has it too, and tells it
+                    self._unfinished = self._unfinished_record(run, self._gate).save(self._subject.top)
             run.span_processor.when_ended(int(run.span_id, 16), lambda span: self._ended(run, span, stop))
 
     def conclude(self, run: Run, result: Result) -> None:
@@ -132,17 +141,22 @@ class Recorder:
         if self._gate is not None:
             passed = result.status is FrameStatus.COMPLETED and result.verdict.kind is VerdictKind.PASS
             set_gate_values(run, self._subject.benchmark_id, result.metrics, passed=passed)
-        self.frame = self._last_frame(result)
+        self.frame = self._last_frame(result, self._probe.state())
         record = self._run_record(run, self.frame)
         try:
             if run.directory is not None:
                 self.run_record = _write_new(RunDirectory(run.directory).gate, record)
         finally:  # the gate's record must not hang on the run's
             if self._gate is not None:
-                self.gate_record = self._gate_record(record, self._gate).save(self._subject.top)
+                made = self._gate_record(record, self._gate)
+                self.gate_record = save_record(made, self._subject.top, instead_of=self._unfinished)
 
-    def _last_frame(self, result: Result) -> Frame:
-        state = report(self._before, self._probe.state(), "speed")
+    def _unfinished_record(self, run: Run, gate: GateFacts) -> GateRecord:
+        frame = self._last_frame(failed("the run started, and was killed before it ended"), after=None)
+        return self._gate_record(self._run_record(run, frame), gate)
+
+    def _last_frame(self, result: Result, after: MachineState | None) -> Frame:
+        state = report(self._before, after, "speed")
         return Frame(
             status=result.status,
             phase="done" if result.status is FrameStatus.COMPLETED else "failed",

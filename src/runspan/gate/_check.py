@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from runspan._git import Git, GitError
 from runspan.errors import GateError
-from runspan.gate._changes import bounds_changes
-from runspan.gate._folder import added_records, deleted_failures, read_folder
+from runspan.gate._changes import bounds_changes, rules_changes
+from runspan.gate._folder import read_folder, record_changes
 from runspan.gate._judging import Judge
 from runspan.gate._results import GateOutcome, GateReport, GateResult
-from runspan.gate.baseline import BOUNDS_PATH, CONFIG_PATH, Baseline, parse_baseline, parse_config
+from runspan.gate.baseline import BOUNDS_PATH, CONFIG_PATH, Baseline, GateConfig, parse_baseline, parse_config
 from runspan.gate.signing import check_signers
 from runspan.gate.standing import Standings, load_rules
 
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from runspan.gate.baseline import GateConfig
-
-__all__ = ["DEFAULT_BASE", "check", "load_baseline", "trusted_signers"]
+__all__ = ["DEFAULT_BASE", "check", "load_baseline", "load_config", "trusted_signers"]
 
 DEFAULT_BASE = "origin/HEAD"
 
@@ -60,11 +58,13 @@ def check(
     try:
         git = Git.at(root, environ)
         head = git.commit("HEAD")
-        merge_base = git.merge_base(_base_commit(git, base), head)
+        base_tip = _base_commit(git, base)
+        merge_base = git.merge_base(base_tip, head)
         rules = load_rules(git)
         baseline, base_baseline = load_baseline(git, "HEAD"), load_baseline(git, merge_base)
-        added, deleted = added_records(git, merge_base), deleted_failures(git, merge_base)
-        keys = check_signers(trusted_signers(git, merge_base, rules))
+        changes = record_changes(git, merge_base)
+        config, base_config = load_config(git, head), load_config(git, merge_base)
+        keys = check_signers(trusted_signers(load_config(git, base_tip), base_config, config))
     except GitError as error:
         reason = f"git gives no answer: {error}"
         results = [
@@ -77,10 +77,10 @@ def check(
         raise GateError(
             f"--allow-removed {not_removed[0]}: the entries of this benchmark were not removed since {base}"
         )
-    unlisted = {path.split("/")[1] for path in added} - baseline.benchmark_ids - removed
+    unlisted = {path.split("/")[1] for path in changes.added} - baseline.benchmark_ids - removed
     with_records = {name for name in unlisted if _has_records(root, name, now_unix_s)}
     wanted = set(benchmark_ids) or baseline.benchmark_ids | removed | with_records
-    judge = Judge(Standings(git, rules), baseline, keys, added, allow_other_hardware=allow_other_hardware)
+    judge = Judge(Standings(git, rules), baseline, keys, changes.added, allow_other_hardware=allow_other_hardware)
     results = []
     for benchmark_id in sorted(wanted - set(allow_removed)):
         if benchmark_id in removed:
@@ -88,13 +88,14 @@ def check(
             results.append(GateResult(benchmark_id=benchmark_id, outcome=GateOutcome.MISSING, problems=(problem,)))
         else:
             found = read_folder(root, benchmark_id, now_unix_s)
-            gone = [candidate for candidate in deleted if candidate.record.benchmark_id == benchmark_id]
+            gone = [candidate for candidate in changes.lost_failures if candidate.record.benchmark_id == benchmark_id]
             results.append(judge.judge(benchmark_id, found.also(gone)))
     return GateReport(
         results=tuple(results),
         head=head,
         merge_base=merge_base,
         bounds_changes=bounds_changes(base_baseline, baseline),
+        rules_changes=rules_changes(base_config, config),
         reason=None if results else f"no benchmark has an entry in {BOUNDS_PATH}: nothing was checked",
     )
 
@@ -110,16 +111,24 @@ def load_baseline(git: Git, revision: str) -> Baseline:
     return Baseline() if text is None else parse_baseline(text, f"{BOUNDS_PATH} at {revision}")
 
 
-def trusted_signers(git: Git, merge_base: str, rules: GateConfig) -> Sequence[str]:
-    """Return who may sign: whom the merge base names, so that no change appoints its own signers; else HEAD's.
+def load_config(git: Git, revision: str) -> GateConfig:
+    """Return the rules of a commit as they are written; one without the file has none.
 
     Raises:
-        GateError: the merge base's rules cannot be read.
+        GateError: they cannot be read.
         GitError: git gives no answer.
     """
-    text = git.show(merge_base, CONFIG_PATH)
-    before = [] if text is None else parse_config(text, f"{CONFIG_PATH} at {merge_base}").signers
-    return before or rules.signers
+    text = git.show(revision, CONFIG_PATH)
+    return GateConfig() if text is None else parse_config(text, f"{CONFIG_PATH} at {revision}")
+
+
+def trusted_signers(base: GateConfig, merge_base: GateConfig, head: GateConfig) -> Sequence[str]:
+    """Return who may sign: whom the base names, so that no change appoints its own signers or keeps dismissed ones.
+
+    Where the base names nobody, those count that it named when the work branched off, and else those that the work
+    names itself.
+    """
+    return base.signers or merge_base.signers or head.signers
 
 
 def _base_commit(git: Git, base: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from runspan._git import Git
 
-__all__ = ["Found", "FoundRecord", "added_records", "deleted_failures", "read_folder"]
+__all__ = ["Found", "FoundRecord", "RecordChanges", "read_folder", "record_changes"]
 
 _MAX_AHEAD_S = 3600
 
@@ -52,8 +53,8 @@ class Found(msgspec.Struct, frozen=True):
     problems: list[str]
 
     def also(self, others: list[FoundRecord]) -> Found:
-        """Return the same with further records."""
-        records = sorted([*self.records, *others], key=lambda candidate: candidate.age_order, reverse=True)
+        """Return the same with further records, which come first where age and name are the same."""
+        records = sorted([*others, *self.records], key=lambda candidate: candidate.age_order, reverse=True)
         return Found(records, self.problems)
 
 
@@ -64,6 +65,8 @@ def read_folder(root: Path, benchmark_id: str, now_unix_s: float) -> Found:
         GateError: the id is no name of a folder.
     """
     folder = record_folder(root, benchmark_id)
+    if folder.is_symlink():  # changes of what it leads to would be nobody's
+        return Found([], [f"{FOLDER}/{benchmark_id} is a symbolic link: expected the folder itself"])
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208 - names
     except FileNotFoundError:
@@ -73,6 +76,9 @@ def read_folder(root: Path, benchmark_id: str, now_unix_s: float) -> Found:
     found = Found([], [])
     for name in names:
         path = f"{FOLDER}/{benchmark_id}/{name}"
+        if (folder / name).is_symlink():
+            found.problems.append(f"{path} is no record: it is a symbolic link")
+            continue
         try:
             record = GateRecord.load(folder / name)
         except GateError as error:
@@ -88,39 +94,43 @@ def read_folder(root: Path, benchmark_id: str, now_unix_s: float) -> Found:
     return found
 
 
-def added_records(git: Git, merge_base: str) -> frozenset[str]:
-    """Return the paths of records that are not, or not as they are, at the merge base; not yet committed ones too.
+class RecordChanges(msgspec.Struct, frozen=True):
+    """How the records here differ from those of the merge base.
+
+    Attributes:
+        added: paths of those that are new or altered, committed or not.
+        lost_failures: failed ones, as they were committed there or at HEAD, that are deleted or altered.
+    """
+
+    added: frozenset[str]
+    lost_failures: list[FoundRecord]
+
+
+def record_changes(git: Git, merge_base: str) -> RecordChanges:
+    """Compare the records of the working tree with what is committed, so that no older pass stands for a lost failure.
 
     Raises:
         GitError: git gives no answer.
     """
-    committed = git.files("HEAD", [FOLDER])
-    changed = set(git.changed_paths(merge_base))
-    return frozenset(path for path in _present(git) if path in changed or path not in committed)
+    head = git.files("HEAD", [FOLDER])
+    uncommitted = set(git.dirty_paths([FOLDER]))
+    changed = set(git.changed_paths(merge_base)) | uncommitted
+    present = {str(path.relative_to(git.top)) for path in git.top.glob(f"{FOLDER}/*/*.json")}
+    added = frozenset(path for path in present if path in changed or path not in head)
+    lost = {(path, entry.oid) for path, entry in git.files(merge_base, [FOLDER]).items() if path in changed}
+    lost |= {(path, entry.oid) for path, entry in head.items() if path in uncommitted}
+    named = sorted(item for item in lost if PurePosixPath(item[0]).match(f"{FOLDER}/*/*.json"))
+    contents = git.blobs(oid for _, oid in named)
+    failures = [_failure(git, path, contents[oid]) for path, oid in named]
+    return RecordChanges(added, [failure for failure in failures if failure is not None])
 
 
-def deleted_failures(git: Git, merge_base: str) -> list[FoundRecord]:
-    """Return the failed records of the merge base that are gone, so that deleting one lets no older pass stand for it.
-
-    Raises:
-        GitError: git gives no answer.
-    """
-    present, found = _present(git), []
-    gone = {
-        path: entry.oid
-        for path, entry in git.files(merge_base, [FOLDER]).items()
-        if path.endswith(".json") and path not in present and entry.mode.startswith("100")
-    }
-    contents = git.blobs(gone.values())
-    for path, oid in gone.items():
-        try:
-            record = GateRecord.from_json(contents[oid])
-        except GateError:
-            continue
-        if record.frame_status_failed() or record.verdict == "FAIL":
-            found.append(FoundRecord(git.top / path, f"{path} (deleted since {merge_base[:10]})", record))
-    return found
-
-
-def _present(git: Git) -> set[str]:
-    return {str(path.relative_to(git.top)) for path in git.top.glob(f"{FOLDER}/*/*.json")}
+def _failure(git: Git, path: str, content: bytes) -> FoundRecord | None:
+    """Return a failed record by what was committed of it; None: it is none."""
+    try:
+        record = GateRecord.from_json(content)
+    except GateError:
+        return None
+    if not record.frame_status_failed() and record.verdict != "FAIL":
+        return None
+    return FoundRecord(git.top / path, f"{path} (deleted or altered since it was committed)", record)

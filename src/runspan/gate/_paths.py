@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,9 @@ from runspan.errors import GateError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["is_under", "normalized"]
+__all__ = ["folded", "is_gate_file", "is_under", "normalized"]
+
+_GATE_FILE = re.compile(r"\.benchmarks/(?:bounds\.toml|[^/]+/[^/]+\.json(?:\.sig)?)")
 
 
 def normalized(path: str) -> str:
@@ -28,3 +32,13 @@ def normalized(path: str) -> str:
 def is_under(path: str, roots: Iterable[str]) -> bool:
     """Whether a path is one of these, normalized, or lies in one that is a folder."""
     return any(root in (".", path) or path.startswith(f"{root}/") for root in roots)
+
+
+def folded(path: str) -> str:
+    """Return a path without what some file systems do not tell apart: the case of letters, and composed letters."""
+    return unicodedata.normalize("NFC", path).casefold()
+
+
+def is_gate_file(path: str) -> bool:
+    """Whether a path is one of the gate's own: the bounds, a record or its signature, which nothing measured reads."""
+    return _GATE_FILE.fullmatch(path) is not None

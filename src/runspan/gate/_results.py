@@ -93,7 +93,8 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
         results: one a benchmark, by id.
         head: the full sha that was checked; None: git does not tell.
         merge_base: the newest commit in common with the base.
-        bounds_changes: how the bounds differ from the merge base's.
+        bounds_changes: how the bounds and declarations differ from the merge base's.
+        rules_changes: how the rules do.
         reason: why there is no result at all.
     """
 
@@ -101,6 +102,7 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     head: str | None = None
     merge_base: str | None = None
     bounds_changes: tuple[str, ...] = ()
+    rules_changes: tuple[str, ...] = ()
     reason: str | None = None
 
     @property

@@ -13,6 +13,7 @@ import msgspec
 
 from runspan.errors import GateError
 from runspan.gate._paths import normalized
+from runspan.gate._uncommitted import uncommitted_paths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -122,7 +123,7 @@ def _syntax_identity(path: str, source: bytes) -> str:
 
 def _command_closure(git: Git, command: Command, paths: Sequence[str]) -> TargetClosure:
     shown = shlex.join(command.command)
-    if dirty := git.dirty_paths(paths):
+    if dirty := uncommitted_paths(git, paths):
         raise GateError(f"`{shown}` would look at files that are not as committed: {', '.join(dirty)}")
     try:
         done = subprocess.run(  # noqa: S603 - the repository's own command, no shell

@@ -12,9 +12,11 @@ import msgspec
 from runspan._git import GitError
 from runspan.errors import GateError
 from runspan.gate._bytecode import is_own_bytecode
-from runspan.gate._paths import is_under, normalized
+from runspan.gate._links import follow_links
+from runspan.gate._paths import folded, is_gate_file, is_under, normalized
 from runspan.gate._recipe import recipe_problem
-from runspan.gate.baseline import CONFIG_PATH, GateConfig, parse_config
+from runspan.gate._uncommitted import uncommitted_paths
+from runspan.gate.baseline import BOUNDS_PATH, CONFIG_PATH, GateConfig, parse_config
 from runspan.gate.closure import TREE, hash_target, tree_attestations
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ class PathEffect(StrEnum):
 
 
 def load_rules(git: Git, revision: str = "HEAD") -> GateConfig:
-    """Return the rules of a commit, their paths normalized.
+    """Return the rules of a commit, their paths normalized; what links lead to is a performance path too.
 
     Raises:
         GateError: the commit has none, they cannot be used, or a performance path does not exist in it.
@@ -91,22 +93,28 @@ def load_rules(git: Git, revision: str = "HEAD") -> GateConfig:
     present = git.entries(revision, rules.perf_paths)
     if absent := [path for path in rules.perf_paths if path not in present]:
         raise GateError(f"{CONFIG_PATH}: perf_paths names {', '.join(map(repr, absent))}: no such path at {revision}")
-    return rules
+    links = follow_links(git, revision, rules.perf_paths, rules.test_paths)
+    return msgspec.structs.replace(rules, perf_paths=[*rules.perf_paths, *links.inside])
 
 
 def dirty_performance_paths(git: Git, config: GateConfig) -> list[str]:
     """Return the performance and boundary paths that are not, or may not be, as committed.
 
-    Tests do not count, nor does bytecode that Python itself made of the source beside it.
+    A link out of the repository is one of them: no commit holds what it leads to. Tests do not count, nor the gate's
+    own files, nor bytecode that Python itself made of the source beside it.
 
     Raises:
         GitError: git gives no answer.
     """
     tests = [normalized(path) for path in config.test_paths]
     boundaries = [normalized(path) for path in config.boundary_paths]
-    dirty = git.dirty_paths([*(normalized(path) for path in config.perf_paths), *boundaries])
+    measured = [normalized(path) for path in config.perf_paths]
+    outside = follow_links(git, "HEAD", measured, tests).outside
+    dirty = sorted({*uncommitted_paths(git, [*measured, *boundaries]), *outside})
     counted = [path for path in dirty if is_under(path, boundaries) or not is_under(path, tests)]
-    return [path for path in counted if not is_own_bytecode(git.top / path)]
+    named = [path for path in measured if path != "."]
+    foreign = [path for path in counted if not is_gate_file(path) or is_under(path, [*named, *boundaries])]
+    return [path for path in foreign if not is_own_bytecode(git.top / path)]
 
 
 class Standings:
@@ -120,12 +128,16 @@ class Standings:
     def __init__(self, git: Git, rules: GateConfig) -> None:
         self._git = git
         self._rules = rules
-        self._boundaries = [path for path in rules.boundary_paths if path != CONFIG_PATH]
+        # Letters of another case do not lead out of these: some file systems do not tell them apart.
+        self._boundaries = [folded(path) for path in rules.boundary_paths if path != CONFIG_PATH]
+        self._measured = [folded(path) for path in rules.perf_paths]
+        self._measured_by_name = [path for path in self._measured if path != "."]
         self._full_shas: dict[str, str | None] = {}
         self._changes: dict[str, tuple[str, ...]] = {}
         self._effects: dict[tuple[str, tuple[str, ...]], list[tuple[str, PathEffect]]] = {}
         self._invalidations: dict[tuple[str, tuple[str, ...]], list[tuple[str, PathEffect]]] = {}
         self._same_rules: dict[str, bool] = {}
+        self._declarations: dict[str, dict[str, Any]] = {}
         self._rehashed: dict[str, Any] = {}
         self._trees: dict[str, str] | None = None
 
@@ -164,9 +176,10 @@ class Standings:
         return self._invalidations[full_sha, excluded]
 
     def _of(self, record: GateRecord) -> Standing:
-        if (problem := recipe_problem(self._git, record)) is not None:
-            return Standing(kind=StandingKind.INVALIDATED, reason=problem, full_sha=self.full_sha(record))
         full_sha = self.full_sha(record)
+        problem = recipe_problem(self._git, record) or self._declaration_problem(record, full_sha)
+        if problem is not None:
+            return Standing(kind=StandingKind.INVALIDATED, reason=problem, full_sha=full_sha)
         if full_sha is None:
             return self._by_trees(record)
         effects = self._invalidating(full_sha, record.benchmark_id)
@@ -190,12 +203,13 @@ class Standings:
         rules = self._rules
         if path == CONFIG_PATH and self._rules_differ(full_sha):
             return PathEffect.BOUNDARY
-        if is_under(path, self._boundaries) and path != CONFIG_PATH:
+        if is_under(folded(path), self._boundaries) and path != CONFIG_PATH:
             return PathEffect.BOUNDARY
         if is_under(path, rules.test_paths):
             return PathEffect.TEST
         # The rules are compared parsed: a comment in them changes no measurement.
-        if path == CONFIG_PATH or not is_under(path, rules.perf_paths):
+        measured = self._measured_by_name if is_gate_file(path) else self._measured
+        if path == CONFIG_PATH or not is_under(folded(path), measured):
             return PathEffect.OUTSIDE
         if is_under(path, excluded):
             return PathEffect.EXCLUDED
@@ -206,6 +220,22 @@ class Standings:
             then, now = (_parsed(self._git.show(revision, CONFIG_PATH)) for revision in (full_sha, "HEAD"))
             self._same_rules[full_sha] = then is not None and then == now
         return not self._same_rules[full_sha]
+
+    def _declaration_problem(self, record: GateRecord, full_sha: str | None) -> str | None:
+        """Say that HEAD's benchmark runs something else; where it was not declared another program ran it."""
+        if full_sha is None or BOUNDS_PATH not in self._changed(full_sha):
+            return None
+        then, now = (self._declared(revision).get(record.benchmark_id) for revision in (full_sha, "HEAD"))
+        if not isinstance(then, dict) or not isinstance(now, dict) or _what_runs(then) == _what_runs(now):
+            return None
+        return f"{BOUNDS_PATH} declares another callable or command for it since {record.git_sha}"
+
+    def _declared(self, revision: str) -> dict[str, Any]:
+        if revision not in self._declarations:
+            tree = _parsed(self._git.show(revision, BOUNDS_PATH)) or {}
+            declared = tree.get("benchmarks")
+            self._declarations[revision] = declared if isinstance(declared, dict) else {}
+        return self._declarations[revision]
 
     def _closure_problem(self, record: GateRecord, changed: Sequence[str]) -> str | None:
         """Say why the targets that a record attests do not excuse these changes; "" when it attests none."""
@@ -242,7 +272,8 @@ class Standings:
             now = tree_attestations(self._git, paths)
             self._trees = {name: closure.hash for name, closure in now.items()}
         attested = {name: closure.hash for name, closure in record.closure.items() if name.startswith(TREE)}
-        missing = [path for path in self._rules.perf_paths if f"{TREE}{path}" not in attested]
+        required = [*self._rules.perf_paths, *self._rules.boundary_paths]
+        missing = [path for path in required if f"{TREE}{path}" in self._trees and f"{TREE}{path}" not in attested]
         different = [name.removeprefix(TREE) for name, oid in attested.items() if self._trees.get(name) != oid]
         gone = f"this repository has no commit {record.git_sha}"
         if attested and not missing and not different:
@@ -256,6 +287,10 @@ class Standings:
             gone = f"{gone}, and it does not attest {_listed(missing)}"
         shallow = ": the clone is shallow, fetch the full history" if self._git.is_shallow() else ""
         return Standing(kind=StandingKind.UNKNOWN, reason=f"{gone}{shallow}")
+
+
+def _what_runs(declaration: dict[str, Any]) -> tuple[Any, Any]:
+    return declaration.get("callable"), declaration.get("command")
 
 
 def _parsed(text: bytes | None) -> dict[str, Any] | None:

@@ -59,12 +59,17 @@ def read_limited(path: Path) -> bytes:
     return data
 
 
-def save_record(record: GateRecord, root: Path) -> Path:
+def save_record(record: GateRecord, root: Path, *, instead_of: Path | None = None) -> Path:
     """Write a record below ``root``, a repository's top, whole or not at all, and return its path.
 
     The name is ``YYYY-MM-DD-<sha>[-<variant>][-s<i>of<n>].json``, the day in UTC; the variant is the model where it is
     not its hardware's default. A rerun on the same day takes the earlier record's place and drops its signature, unless
     that one failed or cannot be read: then it goes beside it, as ``YYYY-MM-DDTHHMMSSZ-…``.
+
+    Args:
+        record: the record.
+        root: the repository's top.
+        instead_of: what the same run has written before, which is gone afterwards.
 
     Raises:
         GateError: both names are taken by records that failed or cannot be read, ``bounds.toml`` cannot be read, or the
@@ -75,8 +80,10 @@ def save_record(record: GateRecord, root: Path) -> Path:
     model = _other_model(record, root)
     for day in (f"{recorded:%Y-%m-%d}", f"{recorded:%Y-%m-%dT%H%M%SZ}"):
         path = _path(record, folder, day, model)
-        if not path.exists() or _may_be_replaced(path, record):
+        if path == instead_of or not path.exists() or _may_be_replaced(path, record):
             _write(record, path)
+            if instead_of not in (None, path):
+                instead_of.unlink(missing_ok=True)
             return path
     raise GateError(
         f"{path} holds a record that failed or cannot be read, which no rerun replaces: look at it, move it"

@@ -9,6 +9,7 @@ import msgspec
 
 from runspan.cli._output import clean, counted, format_number
 from runspan.gate import GateOutcome
+from runspan.gate.baseline import BOUNDS_PATH, CONFIG_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,9 +39,9 @@ def text_lines(report: GateReport) -> Iterator[str]:
             yield clean(f"{'':<{_WIDTH}}  ! {problem}")
         for warning in result.warnings:
             yield clean(f"{'':<{_WIDTH}}  WARNING: {warning}")
-    if report.bounds_changes:
-        yield "Bounds changed since the base:"
-        for change in report.bounds_changes:
+    for heading, _, changes in _changes(report):
+        yield f"{heading}:"
+        for change in changes:
             yield clean(f"  {change}")
     yield clean(_conclusion(report))
 
@@ -63,11 +64,11 @@ def markdown_lines(report: GateReport) -> Iterator[str]:
             yield f"{_markdown(result.benchmark_id)}:"
             yield ""
             yield from (f"- {_markdown(line)}" for line in said)
-    if report.bounds_changes:
+    for heading, _, changes in _changes(report):
         yield ""
-        yield "Bounds changed since the base:"
+        yield f"{heading}:"
         yield ""
-        yield from (f"- {_markdown(change)}" for change in report.bounds_changes)
+        yield from (f"- {_markdown(change)}" for change in changes)
 
 
 def github_lines(report: GateReport) -> Iterator[str]:
@@ -80,8 +81,8 @@ def github_lines(report: GateReport) -> Iterator[str]:
             measured = "; ".join(map(_measured, result.metrics))
             yield _annotation("notice", title, measured, result.record)
         yield from (_annotation("warning", title, warning, result.record) for warning in result.warnings)
-    for change in report.bounds_changes:
-        yield _annotation("warning", "Bounds changed since the base", change, ".benchmarks/bounds.toml")
+    for heading, file, changes in _changes(report):
+        yield from (_annotation("warning", heading, change, file) for change in changes)
     yield _annotation("notice" if report.exit_code == 0 else "error", "runspan gate", _conclusion(report), None)
 
 
@@ -105,8 +106,8 @@ def junit_lines(report: GateReport) -> Iterator[str]:
         case = ET.SubElement(suite, "testcase", classname="runspan.gate", name="gate")
         ET.SubElement(case, "error", type="NO_VERDICT", message=clean(_conclusion(report)))
         errors += 1
-    if report.bounds_changes:
-        ET.SubElement(suite, "system-out").text = "\n".join(map(clean, report.bounds_changes))
+    if changed := [clean(change) for *_, changes in _changes(report) for change in changes]:
+        ET.SubElement(suite, "system-out").text = "\n".join(changed)
     tests = str(len(suite.findall("testcase")))
     suite.attrib |= {"tests": tests, "failures": str(failures), "errors": str(errors), "skipped": "0"}
     suites = ET.Element("testsuites")
@@ -114,6 +115,15 @@ def junit_lines(report: GateReport) -> Iterator[str]:
     ET.indent(suites)
     yield '<?xml version="1.0" encoding="UTF-8"?>'
     yield from ET.tostring(suites, encoding="unicode").split("\n")
+
+
+def _changes(report: GateReport) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Return what the work changes of what it is judged by: a heading, the file and the changes."""
+    changes = [
+        ("Bounds changed since the base", BOUNDS_PATH, report.bounds_changes),
+        ("Rules changed since the base", CONFIG_PATH, report.rules_changes),
+    ]
+    return [change for change in changes if change[-1]]
 
 
 def _conclusion(report: GateReport) -> str:
