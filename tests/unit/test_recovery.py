@@ -136,7 +136,7 @@ def test_a_second_recovery_changes_nothing(trace: Path, run_dir: Path) -> None:
 @pytest.fixture
 def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the data with the kernel: hundreds of recoveries in a row would wait for the disk alone."""
-    monkeypatch.setattr("runspan.tracefile._closing.os.fsync", lambda _: None)
+    monkeypatch.setattr("os.fsync", lambda _: None)
 
 
 @pytest.mark.usefixtures("no_sync")
@@ -451,7 +451,7 @@ def test_a_full_disk_leaves_the_trace_as_it_was(trace: Path, run_dir: Path, monk
         return write(descriptor, data[: sizes.pop()])
 
     with monkeypatch.context() as patched:
-        patched.setattr("runspan.tracefile._closing.os.write", write_until_full)
+        patched.setattr("os.write", write_until_full)
         with pytest.raises(ConfigError, match=r"rank-00000\.jsonl cannot be written \(No space left on device\)"):
             _recover(run_dir)
     assert trace.read_bytes() == before
