@@ -142,11 +142,11 @@ def test_hanging_connections_cost_no_memory_for_long(server: ServeProcess) -> No
 
 
 def test_a_client_that_comes_and_goes_leaves_nothing(server: ServeProcess) -> None:
-    """Hundreds of subscriptions that are begun and dropped take no place and no memory."""
-    for _ in range(20):
+    """Subscriptions that are begun and dropped in a loop take no place and no memory, and wait for their turn."""
+    for _ in range(10):
         _subscribe_and_leave(server)
     before = server.memory_bytes
-    for _ in range(200):
+    for _ in range(60):
         _subscribe_and_leave(server)
     assert server.memory_bytes < before + _GROWTH_BYTES
     assert_well(server)

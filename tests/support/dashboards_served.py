@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from runspan.dashboard import Subscription
     from runspan.records import MetricPoint
-    from runspan.rpc import DashboardServer
+    from runspan.rpc import DashboardServer, ServerProcess
 
 __all__ = ["INTERVAL_S", "SLEEPY", "WAIT_S", "Collected", "Served", "call", "eventually"]
 
@@ -46,22 +46,22 @@ class Served:
     """Starts servers and clients, and ends those that are left open."""
 
     def __init__(self) -> None:
-        self._open: list[DashboardServer | RemoteDashboard | Subscription | grpc.Channel] = []
+        self._open: list[DashboardServer | ServerProcess | RemoteDashboard | Subscription | grpc.Channel] = []
 
-    def serve(self, target: Any, address: str = "127.0.0.1:0", **options: Any) -> DashboardServer:
+    def serve(self, target: Any, address: str = "127.0.0.1:0", **options: Any) -> DashboardServer | ServerProcess:
         """Serve something, with updates that come fast."""
         server = serve(target, address, **{"interval_s": INTERVAL_S, **options})
         self._open.append(server)
         return server
 
-    def watch(self, server: DashboardServer | str, **options: Any) -> RemoteDashboard:
+    def watch(self, server: DashboardServer | ServerProcess | str, **options: Any) -> RemoteDashboard:
         """Return a client of a server."""
         address = server if isinstance(server, str) else server.address
         dashboard = RemoteDashboard(address, **options)
         self._open.append(dashboard)
         return dashboard
 
-    def channel(self, server: DashboardServer, *options: tuple[str, int]) -> grpc.Channel:
+    def channel(self, server: DashboardServer | ServerProcess, *options: tuple[str, int]) -> grpc.Channel:
         """Return a plain grpc channel to a server."""
         channel = grpc.insecure_channel(server.address, options=options)
         self._open.append(channel)
@@ -70,7 +70,7 @@ class Served:
     def close(self) -> None:
         """Close what is open, clients first."""
         for each in reversed(self._open):
-            if hasattr(each, "subscriber_count"):
+            if hasattr(each, "address"):
                 each.close(0.0)
             else:
                 each.close()

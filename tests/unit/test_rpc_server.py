@@ -15,10 +15,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from runspan.errors import ConfigError, RunNotFoundError, TraceFormatError
 from runspan.frames import frame_of
 from runspan.records import MetricPoint, RunStatus
-from runspan.rpc import serve
+from runspan.rpc import DashboardServer, serve
 from runspan.rpc._pb import dashboard_pb2 as pb
 from runspan.storage.memory import InMemoryStorage
-from support.cli import make_run, make_step
+from support.cli import cut_end, make_run, make_step
 from support.dashboards_served import SLEEPY, WAIT_S, Collected, Served, call, eventually
 from support.live import LiveRuns
 from support.traces import make_meta, make_metric, write_lines
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from runspan.rpc import DashboardServer
     from runspan.tracefile.events import TraceEvent
 
 
@@ -329,10 +328,11 @@ def test_bad_requests_have_a_clear_status(
     assert said in details
 
 
-def test_one_subscriber_too_many_is_refused_and_the_rest_go_on(served: Served, live: LiveRuns) -> None:
+def test_one_subscriber_too_many_is_refused_and_the_rest_go_on(served: Served, tmp_path: Path) -> None:
     """Beyond the limit a client is told so; when another leaves there is room; and other calls are answered."""
-    run = live.start("exp")
-    server = served.serve(run, max_subscribers=3)
+    directory = make_run(tmp_path, "r")
+    cut_end(directory)
+    server = served.serve(directory, max_subscribers=3)
     streams = [call(served.channel(server, ("grpc.use_local_subchannel_pool", 1)), "Subscribe", pb.SubscribeRequest())
                for _ in range(3)]  # fmt: skip
     for stream in streams:
@@ -341,6 +341,7 @@ def test_one_subscriber_too_many_is_refused_and_the_rest_go_on(served: Served, l
     assert (code, "3 clients subscribe" in said) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
     assert served.watch(server).status() is RunStatus.RUNNING
     streams.pop().cancel()
+    assert isinstance(server, DashboardServer)
     assert eventually(lambda: server.subscriber_count == 2)
     assert list(next(call(served.channel(server), "Subscribe", pb.SubscribeRequest())).points) == []
 
@@ -440,7 +441,7 @@ def test_beyond_this_machine_it_takes_tls_or_a_token(address: str) -> None:
 
 def test_a_closed_server_lets_its_port_go_and_closing_again_is_nothing(served: Served, tmp_path: Path) -> None:
     """After close the port can be served again at once, and a second close does nothing."""
-    server: DashboardServer = served.serve(make_run(tmp_path, "r"))
+    server = served.serve(make_run(tmp_path, "r"))
     server.close()
     server.close()
     assert served.serve(tmp_path / "runs" / "r", server.address).address == server.address

@@ -19,7 +19,7 @@ from runspan.errors import ConfigError
 from runspan.tracefile.layout import RunDirectory
 
 if TYPE_CHECKING:
-    from runspan.rpc import DashboardServer, ServerTls
+    from runspan.rpc import DashboardServer, ServerProcess, ServerTls
 
 __all__ = ["register"]
 
@@ -113,7 +113,7 @@ def _target(source: str | None, opened: ExitStack) -> tuple[Any, Path | None, st
     return storage, workspace.trace_dir, workspace.storage_description
 
 
-def _started(target: Any, address: str, **options: Any) -> DashboardServer:
+def _started(target: Any, address: str, **options: Any) -> DashboardServer | ServerProcess:
     from runspan.rpc import serve  # noqa: PLC0415 - loads grpc
 
     return serve(target, address, **options)

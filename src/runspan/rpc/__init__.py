@@ -12,15 +12,17 @@ from runspan.errors import MissingExtraError
 from runspan.rpc._address import DEFAULT_ADDRESS, ClientTls, ServerTls
 
 if TYPE_CHECKING:
+    from runspan.rpc._process import ServerProcess
     from runspan.rpc.client import RemoteDashboard
     from runspan.rpc.server import DashboardServer, serve
 
-__all__ = ["DEFAULT_ADDRESS", "ClientTls", "DashboardServer", "RemoteDashboard", "ServerTls", "serve"]
+__all__ = ["DEFAULT_ADDRESS", "ClientTls", "DashboardServer", "RemoteDashboard", "ServerProcess", "ServerTls", "serve"]
 
 #: What loads grpc and protobuf, by the module that has it.
 _LAZY = {
     "DashboardServer": "runspan.rpc.server",
     "RemoteDashboard": "runspan.rpc.client",
+    "ServerProcess": "runspan.rpc._process",
     "serve": "runspan.rpc.server",
 }
 

@@ -84,6 +84,11 @@ class ServerTls(msgspec.Struct, frozen=True):
     key: str | os.PathLike[str]
     client_ca: str | os.PathLike[str] | None = None
 
+    def paths(self) -> tuple[str, str, str | None]:
+        """Return the paths as texts."""
+        authorities = None if self.client_ca is None else str(self.client_ca)
+        return str(self.certificate), str(self.key), authorities
+
     def credentials(self) -> grpc.ServerCredentials:
         """Return what grpc takes.
 

@@ -9,7 +9,7 @@ import msgspec
 
 from runspan._rank_tally import metric_points
 from runspan.directory_frames import DirectoryFrames
-from runspan.rpc._feed import Batch, LostPositionError, PointFeed
+from runspan.rpc._feed import Batch, LostPositionError, PointFeed, selected
 from runspan.tracefile._tail import TailPosition, TraceTail
 from runspan.tracefile.layout import TraceName
 
@@ -110,8 +110,8 @@ class DirectoryFeed(PointFeed):
         try:
             for events in tail.batches(until):
                 subscriber.cursor[source] = tail.position
-                points = tuple(point for event in events for point in metric_points(event, rank, attempt))
-                yield list(subscriber.selected(points))
+                points = [point for event in events for point in metric_points(event, rank, attempt)]
+                yield list(selected(points, subscriber.rank))
         finally:
             tail.close()
         if tail.position < until:

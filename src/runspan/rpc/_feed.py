@@ -18,13 +18,26 @@ import msgspec
 
 from runspan.errors import RunspanError
 from runspan.records import RunStatus
+from runspan.rpc._convert import from_point
+from runspan.rpc._pb import dashboard_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from runspan.records import MetricPoint
 
-__all__ = ["Batch", "Cursor", "DrainingError", "LostPositionError", "PointFeed", "Subscriber", "Taken", "pause_s"]
+__all__ = [
+    "Batch",
+    "Cursor",
+    "DrainingError",
+    "LostPositionError",
+    "PointFeed",
+    "Subscriber",
+    "Taken",
+    "encoded",
+    "pause_s",
+    "selected",
+]
 
 _LOGGER = logging.getLogger("runspan")
 #: Points that may wait for one subscriber, about 2 MB; and batches, which may be empty.
@@ -33,6 +46,9 @@ _MAX_PENDING_BATCHES = 2_000
 #: Points that are kept for those who come back: fewer than may wait, so that coming back loses none.
 _MAX_KEPT_POINTS = 8_000
 _MAX_KEPT_BATCHES = 1_500
+#: Messages are cut at about so many bytes; and what a point takes beside its key, at most.
+_PAGE_BYTES = 1 << 18
+_POINT_BYTES = 56
 
 #: How far each source of a run (a trace, a stored series) was read; JSON can hold it.
 Cursor: TypeAlias = dict[str, Any]
@@ -46,31 +62,46 @@ class DrainingError(RunspanError):
     """The server is shutting down, and takes no more calls."""
 
 
-class Batch(msgspec.Struct, frozen=True):
-    """Points that were read at once.
+class Batch:
+    """Points that were read at once; written for the wire once for all who get them.
 
-    Attributes:
+    Args:
         before: how far their sources were read before; empty where nobody can join here.
         after: how far they were read then.
         points: in the order of their sources.
     """
 
-    before: Cursor
-    after: Cursor
-    points: tuple[MetricPoint, ...]
+    def __init__(self, before: Cursor, after: Cursor, points: tuple[MetricPoint, ...]) -> None:
+        self.before = before
+        self.after = after
+        self.points = points
+        self._pages: dict[int | None, list[bytes]] = {}
+        self._counts: dict[int | None, int] = {None: len(points)}
+
+    def count(self, rank: int | None) -> int:
+        """Return how many points there are of a rank; None: of all."""
+        if rank not in self._counts:
+            self._counts[rank] = len(selected(self.points, rank))
+        return self._counts[rank]
+
+    def pages(self, rank: int | None) -> list[bytes]:
+        """Return the points of a rank, or of all, as messages of at most about a page."""
+        if rank not in self._pages:
+            self._pages[rank] = encoded(selected(self.points, rank))
+        return self._pages[rank]
 
 
 class Taken(msgspec.Struct, frozen=True):
     """What waited for a subscriber.
 
     Attributes:
-        points: in order.
+        pages: the points in order, as messages.
         dropped: how many points were lost before these.
         status: of the run, when these were taken.
         is_last: whether nothing more comes: the run has ended.
     """
 
-    points: list[MetricPoint]
+    pages: list[bytes]
     dropped: int
     status: str
     is_last: bool
@@ -83,6 +114,7 @@ class Subscriber:
         rank: whose points; None: those of all ranks.
 
     Attributes:
+        rank: whose points; None: those of all ranks.
         cursor: how far the points that were taken go.
         ended: set when the subscriber has left, or the feed was closed.
     """
@@ -90,7 +122,7 @@ class Subscriber:
     def __init__(self, rank: int | None) -> None:
         self.cursor: Cursor = {}
         self.ended = threading.Event()
-        self._rank = rank
+        self.rank = rank
         self._news = threading.Event()
         self._batches: deque[Batch] = deque()
         self._pending = 0
@@ -116,29 +148,24 @@ class Subscriber:
         """Whether there is something to be taken."""
         return self._pending > 0 or self._dropped > 0
 
-    def selected(self, points: tuple[MetricPoint, ...]) -> tuple[MetricPoint, ...]:
-        """Return those of the points that it asked for."""
-        return points if self._rank is None else tuple(point for point in points if point.rank == self._rank)
-
     def offer(self, batch: Batch) -> None:
         """Queue a batch; called under the feed's lock, as is :meth:`take`."""
-        points = self.selected(batch.points)
-        self._batches.append(msgspec.structs.replace(batch, points=points))
-        self._pending += len(points)
+        self._batches.append(batch)
+        self._pending += batch.count(self.rank)
         while self._pending > _MAX_PENDING_POINTS or len(self._batches) > _MAX_PENDING_BATCHES:
             oldest = self._batches.popleft()
-            self._pending -= len(oldest.points)
-            self._dropped += len(oldest.points)
+            self._pending -= oldest.count(self.rank)
+            self._dropped += oldest.count(self.rank)
             self.cursor.update(oldest.after)
 
-    def take(self) -> tuple[list[MetricPoint], int]:
+    def take(self) -> tuple[list[Batch], int]:
         """Return all that waits, and how many points were lost before it; the cursor moves behind it."""
-        points = [point for batch in self._batches for point in batch.points]
-        for batch in self._batches:
+        batches = list(self._batches)
+        for batch in batches:
             self.cursor.update(batch.after)
         self._batches.clear()
         dropped, self._dropped, self._pending = self._dropped, 0, 0
-        return points, dropped
+        return batches, dropped
 
 
 class PointFeed(abc.ABC):
@@ -215,9 +242,11 @@ class PointFeed(abc.ABC):
     def take(self, subscriber: Subscriber) -> Taken:
         """Return what waits for a subscriber."""
         with self._lock:
-            points, dropped = subscriber.take()
+            batches, dropped = subscriber.take()
             status = self.status
-            return Taken(points, dropped, status, status in set(RunStatus) and RunStatus(status).is_final)
+        # Outside of the lock: the first to write a batch holds nobody up.
+        pages = [page for batch in batches for page in batch.pages(subscriber.rank)]
+        return Taken(pages, dropped, status, status in set(RunStatus) and RunStatus(status).is_final)
 
     def remove(self, subscriber: Subscriber) -> None:
         """Forget a subscriber."""
@@ -273,6 +302,26 @@ class PointFeed(abc.ABC):
                 _LOGGER.warning("cannot read new points to serve, will go on trying: %s", error)
             return True
         return False
+
+
+def selected(points: Sequence[MetricPoint], rank: int | None) -> Sequence[MetricPoint]:
+    """Return those of the points that are a rank's; None: all."""
+    return points if rank is None else [point for point in points if point.rank == rank]
+
+
+def encoded(points: Sequence[MetricPoint]) -> list[bytes]:
+    """Return points as the bytes of messages, each of about a page."""
+    pages: list[bytes] = []
+    message, size = pb.SubscribeResponse(), 0
+    for point in points:
+        if size >= _PAGE_BYTES:
+            pages.append(message.SerializeToString())
+            message, size = pb.SubscribeResponse(), 0
+        message.points.append(from_point(point))
+        size += len(point.key) * 4 + _POINT_BYTES
+    if size:
+        pages.append(message.SerializeToString())
+    return pages
 
 
 def pause_s(interval_s: float, began_monotonic_s: float) -> float:

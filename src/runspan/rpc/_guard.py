@@ -41,6 +41,10 @@ _MAX_WATCHERS = 8
 _REQUEST_S = 10.0
 _CALL_S = 30.0
 
+#: So many come at once, and from then on so many a second.
+_BURST_SUBSCRIBERS, _SUBSCRIBE_HZ = 16, 4.0
+_BURST_CALLS, _CALLS_HZ = 200, 50.0
+
 _HEALTH = "/grpc.health.v1.Health/"
 _WATCH = f"{_HEALTH}Watch"
 
@@ -142,6 +146,33 @@ class Reaper:
                 self._condition.wait(max(0.0, self._due[0][0] - time.monotonic()) if self._due else None)
 
 
+class _Pace:
+    """Lets calls through in a burst, and beyond it at a steady rate: a client in a loop waits, and costs nothing.
+
+    Args:
+        burst: how many calls may come at once.
+        rate_hz: how many a second from then on.
+    """
+
+    def __init__(self, burst: int, rate_hz: float) -> None:
+        self._ahead_s = burst / rate_hz
+        self._each_s = 1 / rate_hz
+        self._lock = threading.Lock()
+        #: When all calls that were let through would have come at the steady rate.
+        self._due_s = 0.0
+
+    def delay_s(self) -> float | None:
+        """Return how long a call waits for its turn; None when that is too long, and it gets none."""
+        now_s = time.monotonic()
+        with self._lock:
+            due_s = max(self._due_s, now_s) + self._each_s
+            delay_s = due_s - now_s - self._ahead_s
+            if delay_s > _REQUEST_S:
+                return None
+            self._due_s = due_s
+        return max(0.0, delay_s)
+
+
 class Guard(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no types
     """Wraps every method of the server.
 
@@ -158,6 +189,8 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no types
         self._lock = threading.Lock()
         self._open: dict[str, int] = {}
         self._limits = {subscribe: max_subscribers, _WATCH: _MAX_WATCHERS}
+        self._paces = {subscribe: _Pace(max_subscribers + _BURST_SUBSCRIBERS, _SUBSCRIBE_HZ)}
+        self._pace = _Pace(_BURST_CALLS, _CALLS_HZ)
         self._reaper = reaper
 
     def intercept_service(
@@ -173,6 +206,7 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no types
         is_allowed = self._is_allowed(method, handler_call_details.invocation_metadata)
 
         def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+            self._take_turn(method, context)
             if not is_allowed:
                 context.abort(
                     grpc.StatusCode.UNAUTHENTICATED,
@@ -195,6 +229,15 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no types
         given = next((value for key, value in metadata or () if key == "authorization"), "")
         raw = given if isinstance(given, bytes) else given.encode("utf-8", "replace")
         return hmac.compare_digest(raw, self._expected)
+
+    def _take_turn(self, method: str, context: grpc.ServicerContext) -> None:
+        delay_s = self._paces.get(method, self._pace).delay_s()
+        if delay_s is None:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls a second: come again later")
+        elif delay_s > 0:
+            has_left = threading.Event()
+            context.add_callback(has_left.set)
+            has_left.wait(delay_s)
 
     @contextmanager
     def _admitted(self, kind: str, context: grpc.ServicerContext) -> Iterator[None]:

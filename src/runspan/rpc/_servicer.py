@@ -14,20 +14,18 @@ from runspan.records import Trend
 from runspan.rpc._address import MAX_MESSAGE_BYTES
 from runspan.rpc._convert import (
     from_frame,
-    from_point,
     from_state,
     from_status,
     from_trend,
     from_usage,
     to_series_points,
 )
-from runspan.rpc._feed import DrainingError, LostPositionError, Subscriber, Taken, pause_s
+from runspan.rpc._feed import DrainingError, LostPositionError, Subscriber, Taken, encoded, pause_s
 from runspan.rpc._pb import dashboard_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator
 
-    from runspan.records import MetricPoint
     from runspan.rpc._feed import Cursor, PointFeed
     from runspan.rpc._sources import Runs, ServedRun
 
@@ -88,8 +86,9 @@ class Servicer:
                 request_deserializer=request.FromString,
                 response_serializer=_serialize,
             )
+        # Its answers are bytes already: what is the same for all subscribers is written once.
         methods["Subscribe"] = grpc.unary_stream_rpc_method_handler(
-            self.subscribe, request_deserializer=pb.SubscribeRequest.FromString, response_serializer=_serialize
+            self.subscribe, request_deserializer=pb.SubscribeRequest.FromString, response_serializer=None
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -139,34 +138,36 @@ class Servicer:
             del frame.metrics[kept:]
         return pb.GetFrameResponse(frame=frame)
 
-    def subscribe(self, request: pb.SubscribeRequest, context: grpc.ServicerContext) -> Iterator[pb.SubscribeResponse]:
+    def subscribe(self, request: pb.SubscribeRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Yield updates until the run has ended, the client leaves or the server shuts down."""
         run = self._open(request.run_id)
-        run_id = run.frame().run.run_id
+        run_id = run.run_id
         subscriber = Subscriber(request.rank if request.HasField("rank") else None)
         context.add_callback(subscriber.leave)
         try:
-            yield from self._updates(run.feed, run_id, subscriber, _cursor(request, run_id))
+            has_ended = yield from self._updates(run.feed, run_id, subscriber, _cursor(request, run_id))
         finally:
             run.feed.remove(subscriber)
-        if run.feed.is_closed:
+        if not has_ended and run.feed.is_closed:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down: subscribe again later")
 
     def _updates(
         self, feed: PointFeed, run_id: str, subscriber: Subscriber, cursor: Cursor | None
-    ) -> Iterator[pb.SubscribeResponse]:
+    ) -> Generator[bytes, None, bool]:
+        """Yield updates until the run has ended, which is returned, or nobody is there for more."""
         for points in feed.follow(subscriber, cursor=cursor):
-            yield from _update(run_id, subscriber, Taken(points, 0, feed.status, is_last=False))
+            if points:
+                yield from _update(run_id, subscriber.cursor, Taken(encoded(points), 0, feed.status, is_last=False))
         status = ""
         while True:
             began_s = time.monotonic()
             has_ended = subscriber.ended.is_set()
             taken = feed.take(subscriber)
-            if taken.points or taken.dropped or taken.status != status:
-                yield from _update(run_id, subscriber, taken)
+            if taken.pages or taken.dropped or taken.status != status:
+                yield from _update(run_id, subscriber.cursor, taken)
                 status = taken.status
             if taken.is_last or has_ended:
-                return
+                return taken.is_last
             subscriber.wait(pause_s(feed.interval_s, began_s))
 
     def _open(self, run_id: str) -> ServedRun:
@@ -194,27 +195,21 @@ def _cursor(request: pb.SubscribeRequest, run_id: str) -> Cursor | None:
     return token.cursor
 
 
-def _update(run_id: str, subscriber: Subscriber, taken: Taken) -> list[pb.SubscribeResponse]:
-    """Return an update as messages, the last of which says where to go on."""
-    pages = _pages(taken.points) or [pb.SubscribeResponse()]
-    pages[0].dropped = taken.dropped
-    pages[-1].resume_token = msgspec.json.encode(_Token(run_id, subscriber.cursor))
-    for page in pages:
-        page.status = from_status(taken.status)
-    return pages
+def _update(run_id: str, cursor: Cursor, taken: Taken) -> Iterator[bytes]:
+    """Yield an update as messages of about a page, the last of which says where to go on.
 
-
-def _pages(points: Sequence[MetricPoint]) -> list[pb.SubscribeResponse]:
-    """Return points as messages of about a page each."""
-    pages: list[pb.SubscribeResponse] = []
-    size = _PAGE_BYTES
-    for point in points:
-        if size >= _PAGE_BYTES:
-            pages.append(pb.SubscribeResponse())
-            size = 0
-        pages[-1].points.append(from_point(point))
-        size += len(point.key) * 4 + _POINT_BYTES
-    return pages
+    A message's bytes may be put together from those of several: repeated fields add up.
+    """
+    first = pb.SubscribeResponse(dropped=taken.dropped, status=from_status(taken.status)).SerializeToString()
+    last = pb.SubscribeResponse(resume_token=msgspec.json.encode(_Token(run_id, cursor))).SerializeToString()
+    parts, size = [first], 0
+    for page in taken.pages:
+        if size and size + len(page) > _PAGE_BYTES:
+            yield b"".join(parts)
+            parts, size = [pb.SubscribeResponse(status=from_status(taken.status)).SerializeToString()], 0
+        parts.append(page)
+        size += len(page)
+    yield b"".join((*parts, last))
 
 
 def _serialize(message: Any) -> bytes:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runspan.run import Run
     from runspan.storage.base import ExperimentStorage
 
-__all__ = ["Runs", "ServedRun", "runs_of"]
+__all__ = ["Runs", "ServedRun", "live_directory", "runs_of"]
 
 #: Runs of a storage that are kept open while nobody subscribes to them.
 _MAX_IDLE_RUNS = 8
@@ -36,6 +36,7 @@ class ServedRun(Protocol):
     """One run that is shown; every method is thread-safe."""
 
     feed: PointFeed
+    run_id: str
 
     def frame(self) -> Frame:
         """Return how it stands now."""
@@ -67,11 +68,18 @@ class Runs(Protocol):
         """Close what is open."""
 
 
+def live_directory(target: object) -> Path | None:
+    """Return the directory of a live run; None for all else, and for a run without files."""
+    from runspan.run import Run  # noqa: PLC0415 - whoever serves a directory needs no Run
+
+    return target.directory if isinstance(target, Run) else None
+
+
 def runs_of(target: object, *, trace_dir: Path | None, interval_s: float) -> Runs:
     """Return the runs of what is to be served.
 
     Args:
-        target: a Run, a storage, or the path of a run directory.
+        target: a Run without files, a storage, or the path of a run directory.
         trace_dir: the folder that holds the run directories of a storage's runs.
         interval_s: seconds between two updates of a subscriber.
 
@@ -83,12 +91,9 @@ def runs_of(target: object, *, trace_dir: Path | None, interval_s: float) -> Run
     from runspan.storage.base import ExperimentStorage  # noqa: PLC0415
 
     if isinstance(target, Run):
-        if target.directory is None:
-            return _OneRun(target.id, _LiveRun(target, interval_s))
-        return _OneRun(target.id, _DirectoryRun(target.directory, interval_s))
+        return _OneRun(_LiveRun(target, interval_s))
     if isinstance(target, str | Path):
-        run = _DirectoryRun(Path(target), interval_s)
-        return _OneRun(run.frame().run.run_id, run)
+        return _OneRun(_DirectoryRun(Path(target), interval_s))
     if isinstance(target, ExperimentStorage):
         return _StoredRuns(target, trace_dir, interval_s)
     raise ConfigError(
@@ -100,14 +105,13 @@ def runs_of(target: object, *, trace_dir: Path | None, interval_s: float) -> Run
 class _OneRun:
     """The runs of a server that has but one."""
 
-    def __init__(self, run_id: str, run: ServedRun) -> None:
-        self._run_id = run_id
+    def __init__(self, run: ServedRun) -> None:
         self._run = run
 
     def open(self, run_id: str) -> ServedRun:
         """Return the run."""
-        if run_id not in {"", self._run_id}:
-            raise RunNotFoundError(f"no run {run_id!r} here: this server shows the run {self._run_id!r}")
+        if run_id not in {"", self._run.run_id}:
+            raise RunNotFoundError(f"no run {run_id!r} here: this server shows the run {self._run.run_id!r}")
         return self._run
 
     def states(self, limit: int) -> tuple[list[Frame], int]:  # noqa: ARG002 - one run is never too many
@@ -165,21 +169,31 @@ class _StoredRuns:
             folder = RunDirectory.of_run(self._trace_dir, run_id).path
             if folder.is_dir():
                 try:
-                    run = _DirectoryRun(folder, self._interval_s)
-                    run.frame()
-                except TraceFormatError:
+                    return _DirectoryRun(folder, self._interval_s)
+                except TraceFormatError:  # no file of it can be read: storage may still have it
                     pass
-                else:
-                    return run
         return _StoredRun(self._storage, run_id, self._interval_s)
 
 
 class _DirectoryRun:
-    """A run by its files; what has been read of it is read once for frames and subscribers."""
+    """A run by its files; what has been read of it is read once for frames and subscribers.
+
+    Args:
+        directory: the run directory.
+        interval_s: seconds between two updates of a subscriber.
+
+    Raises:
+        TraceFormatError: no trace can be read.
+    """
 
     def __init__(self, directory: Path, interval_s: float) -> None:
         self._frames_feed = DirectoryFeed(directory, interval_s=interval_s)
         self.feed: PointFeed = self._frames_feed
+        try:
+            self.run_id = self.frame().run.run_id
+        except TraceFormatError:
+            self.close()
+            raise
 
     def frame(self) -> Frame:
         """Return how it stands now."""
@@ -205,16 +219,16 @@ class _StoredRun:
 
     def __init__(self, storage: ExperimentStorage, run_id: str, interval_s: float) -> None:
         self._storage = storage
-        self._run_id = run_id
+        self.run_id = run_id
         self.feed: PointFeed = StorageFeed(storage, run_id, interval_s=interval_s)
 
     def frame(self) -> Frame:
         """Return how it stands, with the metrics of the first rank that logs each."""
-        info = self._storage.get_run(self._run_id)
+        info = self._storage.get_run(self.run_id)
         names = {each.experiment_id: each.name for each in self._storage.list_experiments()}
         metrics: dict[str, FrameMetric] = {}
         for rank in range(min(info.world_size, MAX_STORED_RANKS)):
-            for key, points in self._storage.recent_metrics(self._run_id, SHOWN_POINTS, rank=rank).items():
+            for key, points in self._storage.recent_metrics(self.run_id, SHOWN_POINTS, rank=rank).items():
                 summary = info.summary.get(key)
                 count = len(points) if summary is None else max(summary.count, len(points))
                 shown = tuple(FramePoint(point.step, point.time_unix_nano, point.value) for point in points)
@@ -229,7 +243,7 @@ class _StoredRun:
 
     def recent_points(self, limit: int, rank: int) -> dict[str, list[MetricPoint]]:
         """Return the newest points of each metric of a rank."""
-        return self._storage.recent_metrics(self._run_id, limit, rank=rank)
+        return self._storage.recent_metrics(self.run_id, limit, rank=rank)
 
     def usage(self, rank: int) -> ResourceSnapshot:  # noqa: ARG002 - storage has none of any rank
         """Return a sample with nothing in it: storage keeps no usage."""
@@ -312,6 +326,7 @@ class _LiveRun:
 
     def __init__(self, run: Run, interval_s: float) -> None:
         self._run = run
+        self.run_id = run.id
         self._live = _LiveFeed(run, interval_s)
         self.feed: PointFeed = self._live
 

@@ -8,7 +8,7 @@ import msgspec
 
 from runspan.dashboard import PointPoller
 from runspan.records import MetricPoint
-from runspan.rpc._feed import Batch, LostPositionError, PointFeed
+from runspan.rpc._feed import Batch, LostPositionError, PointFeed, selected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -73,7 +73,7 @@ class StorageFeed(PointFeed):
         for _ in range(_MAX_TRIES):
             self._find_ranks(pollers, known)
             for poller in pollers.values():
-                points = subscriber.selected(tuple(poller.new_points()))
+                points = selected(poller.new_points(), subscriber.rank)
                 subscriber.cursor = _cursor(pollers)
                 yield list(points)
             with self._lock:

@@ -14,8 +14,9 @@ import grpc
 from runspan.errors import ConfigError, MissingExtraError
 from runspan.rpc._address import DEFAULT_ADDRESS, MAX_MESSAGE_BYTES, Address, checked_token
 from runspan.rpc._guard import MAX_OTHER_CALLS, DaemonExecutor, Guard, Reaper
+from runspan.rpc._process import ProcessOptions, ServerProcess
 from runspan.rpc._servicer import SERVICE, SUBSCRIBE, Servicer
-from runspan.rpc._sources import runs_of
+from runspan.rpc._sources import live_directory, runs_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,10 +64,11 @@ def serve(
     max_subscribers: int = DEFAULT_MAX_SUBSCRIBERS,
     trace_dir: Path | None = None,
     interval_s: float = 1.0,
-) -> DashboardServer:
-    """Serve a live run, the runs of a storage, or a run directory over gRPC, from threads of this process.
+) -> DashboardServer | ServerProcess:
+    """Serve a live run, the runs of a storage, or a run directory over gRPC.
 
-    A run that forks workers, or that is large already, is better served from a process of its own: ``runspan serve``.
+    A live run is served from a process of its own, which reads its files: the training's interpreter has no part in it,
+    and may fork. All else, and a run without files, is served by threads of this process.
 
     Args:
         target: what is shown. Of a run with files and of a run directory all ranks are.
@@ -96,6 +98,20 @@ def serve(
                 " 127.0.0.1"
             )
         _LOGGER.warning("serving on %s without TLS: token and metrics can be read on the way", where)
+    _extras()
+    directory = live_directory(target)
+    if directory is not None:
+        paths = None if tls is None else tls.paths()
+        return ServerProcess(
+            ProcessOptions(
+                directory=str(directory),
+                address=str(where),
+                token=token,
+                tls=paths,
+                max_subscribers=max_subscribers,
+                interval_s=interval_s,
+            )
+        )
     runs = runs_of(target, trace_dir=trace_dir, interval_s=interval_s)
     try:
         return DashboardServer(runs, where, token=token, tls=tls, max_subscribers=max_subscribers)
@@ -195,12 +211,12 @@ class DashboardServer:
             else:
                 port = self._server.add_secure_port(str(address), tls.credentials())
         except RuntimeError as error:
+            self._reaper.close()
+            files = "" if tls is None else ", or the TLS certificate and key are none, or no pair"
             raise ConfigError(
-                f"cannot serve on {address}: it is in use, or no address of this machine; choose another, or port 0 for"
-                " any free one"
+                f"cannot serve on {address}: it is in use, or no address of this machine{files}; port 0 takes any free"
+                " port"
             ) from error
-        if port == 0:
-            raise ConfigError(f"cannot serve on {address}: the TLS certificate and key do not work together")
         return port
 
     def _at_exit(self) -> None:
