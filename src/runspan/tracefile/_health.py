@@ -130,7 +130,7 @@ class HealthCheck:
             raise _no_meta(event)
 
     def findings(self, *, is_running: bool = False) -> list[Finding]:
-        """Return what was found, once the last event was added.
+        """Return what was found; to be called once, when the last event was added.
 
         Args:
             is_running: the trace is still being written, so that its spans may be open.
@@ -155,7 +155,6 @@ class HealthCheck:
             found.add("terminal_precedes_evidence", f"the terminal event is {by_ns} ns older than the last evidence")
         if is_capture(meta):
             self._check_evidence(meta.phase)
-        self._unknown_spans, self._call_edges, self._data_edges = {}, [], []
         return found.collected()
 
     def _add_meta(self, event: Meta) -> None:

@@ -12,10 +12,10 @@ from runspan.tracefile._candle import CANDLE_SCHEMAS, CandleDecoder
 from runspan.tracefile._untyped import quoted, shortened
 from runspan.tracefile.events import SCHEMA, Meta, Terminal, TraceEvent, decode, decode_fields
 
-__all__ = ["LineDecoder", "OwnDecoder", "decode_meta", "line_decoder"]
+__all__ = ["LineDecoder", "OwnDecoder", "decode_meta", "has_terminal", "line_decoder"]
 
-#: By the name of each format the newest number that is read.
-_NEWEST = {"runspan/trace": 1, "candle-graph/trace": 10}
+#: By the name of each format the newest number that is read: the last one that is listed.
+_NEWEST = {name: int(number) for name, _, number in (each.rpartition("/") for each in (SCHEMA, *CANDLE_SCHEMAS))}
 _MAX_DIGITS = 9
 
 
@@ -79,6 +79,12 @@ def line_decoder(meta: Meta) -> LineDecoder:
     """Return the decoder for the lines of the trace that begins with this meta event."""
     candle = CANDLE_SCHEMAS.get(meta.schema)
     return OwnDecoder() if candle is None else CandleDecoder(candle, meta)
+
+
+def has_terminal(meta: Meta) -> bool:
+    """Whether a whole trace that begins with this meta event ends in a terminal event."""
+    candle = CANDLE_SCHEMAS.get(meta.schema)
+    return candle is None or candle.has_terminal
 
 
 def _advice(schema: str | None) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from runspan.errors import TraceFormatError
 from runspan.tracefile._health import HealthCheck, Severity
 from runspan.tracefile._memory_profile import MemoryProfile, MemoryProfiler
+from runspan.tracefile._schemas import has_terminal
 from runspan.tracefile.events import (
     DeviceInterval,
     DeviceMemory,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Graph", "GraphSpan", "build_graph", "self_time_ns"]
 
-#: The one schema whose traces end without a terminal event.
-_WITHOUT_TERMINAL = "candle-graph/trace/6"
 #: No program nests deeper, and a path of names grows with every level.
 _MAX_DEPTH = 1_000
 
@@ -174,7 +173,7 @@ def _build(trace: Iterable[TraceEvent], path: str | None) -> Graph:
 
 
 def _require_complete(meta: Meta, terminal: Terminal | None, path: str | None) -> None:
-    if terminal is None and meta.schema != _WITHOUT_TERMINAL:
+    if terminal is None and has_terminal(meta):
         raise TraceFormatError("a graph needs a complete trace, and this one has no terminal event", path=path)
     if terminal is not None and terminal.outcome != "complete":
         reason = f" ({terminal.reason})" if terminal.reason else ""
