@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -107,6 +108,31 @@ def test_a_subscriber_that_sleeps_does_not_keep_a_training(tmp_path: Path) -> No
     ended = wait_for(training)
     assert (ended.returncode, ended.stderr) == (3, "")
     channel.close()
+
+
+def test_the_server_of_a_killed_training_goes_with_it(served: Served, tmp_path: Path) -> None:
+    """SIGKILL of a training that serves itself ends its server too, after its subscribers had the rest."""
+    training = Workplace(tmp_path).start(SERVED_TRAINING + "        sys.stdin.readline()\n")
+    assert training.stdout is not None
+    assert training.stdin is not None
+    address = training.stdout.readline().strip()
+    collected = Collected()
+    subscription = served.watch(address).subscribe(collected)
+    training.stdin.write("\n")
+    training.stdin.flush()
+    assert eventually(lambda: len(collected.points) > 0)
+    training.kill()
+    training.communicate()
+    (directory,) = (tmp_path / "runspan" / "runs").iterdir()
+    written = len(points_in(directory))
+    assert eventually(lambda: len(collected.points) + subscription.dropped == written)
+
+    def is_gone() -> bool:
+        host, _, port = address.rpartition(":")
+        with socket.socket() as probe:
+            return probe.connect_ex((host, int(port))) != 0
+
+    assert eventually(is_gone)
 
 
 def test_a_served_run_may_fork(served: Served, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from runspan.errors import ConfigError, RunNotFoundError, TraceFormatError
-from runspan.frames import frame_of
+from runspan.dashboard import DashboardSource
+from runspan.errors import ConfigError, MissingExtraError, RunNotFoundError, TraceFormatError
+from runspan.frames import FrameSource, frame_of
 from runspan.records import MetricPoint, RunStatus
-from runspan.rpc import DashboardServer, serve
+from runspan.rpc import ClientTls, DashboardServer, ServerTls, serve
 from runspan.rpc._pb import dashboard_pb2 as pb
 from runspan.storage.memory import InMemoryStorage
 from support.cli import cut_end, make_run, make_step
@@ -445,3 +447,47 @@ def test_a_closed_server_lets_its_port_go_and_closing_again_is_nothing(served: S
     server.close()
     server.close()
     assert served.serve(tmp_path / "runs" / "r", server.address).address == server.address
+
+
+def test_a_live_run_on_a_taken_address_is_refused(served: Served, live: LiveRuns) -> None:
+    """What keeps the run's own server process from serving is told to the program that asked for it."""
+    taken = served.serve(stored())
+    run = live.start("exp")
+    assert "in use" in refuse({}, target=run, address=taken.address)
+    assert "TLS key" in refuse({"tls": ServerTls("/no/certificate", "/no/key")}, target=run)
+
+
+def test_a_client_is_a_source_of_dashboards_and_frames(served: Served) -> None:
+    """A client stands wherever a Run or a storage's dashboard does."""
+    remote = served.watch("127.0.0.1:1")
+    assert isinstance(remote, DashboardSource)
+    assert isinstance(remote, FrameSource)
+
+
+def test_bad_arguments_of_a_client_are_refused(served: Served, tmp_path: Path) -> None:
+    """Ranks, limits, timeouts, tokens and files that cannot be used are named before anything is asked."""
+    for options, said in (
+        ({"rank": -1}, "ranks count from 0"),
+        ({"timeout_s": 0.0}, "seconds above 0"),
+        ({"token": "short"}, "16 or more"),
+        ({"tls": ClientTls(ca=tmp_path / "none")}, "cannot be read"),
+        ({"tls": ClientTls(certificate=tmp_path / "none")}, "go together"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            served.watch("127.0.0.1:1", **options)
+    remote = served.watch("127.0.0.1:1")
+    for limit in (-1, 2**32):
+        with pytest.raises(ValueError, match="from 0 to 1000"):
+            remote.recent_metrics(limit)
+    with pytest.raises(ConfigError, match="function of a MetricPoint"):
+        remote.subscribe(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("module", ["grpc_health", "grpc_reflection"])
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Without the packages of the extra the error has the command that installs it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'runspan\[rpc\]'"):
+        serve(stored())

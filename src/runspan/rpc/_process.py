@@ -1,7 +1,7 @@
 """A server in a process of its own, for the run of this one: its work takes nothing from the training's interpreter.
 
-``python -m runspan.rpc._process`` reads what to serve as one JSON line from stdin and answers with one: its address, or
-why it cannot serve. It ends when stdin says so, or with the process that started it, when its subscribers had the rest.
+:func:`main` reads what to serve as one JSON line from stdin and answers with one: its address, or why it cannot serve.
+It ends when stdin says so, or with the process that started it, when its subscribers had the rest.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from runspan.rpc._address import ServerTls
 
 __all__ = ["ProcessOptions", "ServerProcess"]
 
+#: With this process's path, which a program may have changed by itself.
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from runspan.rpc._process import main; main()"
 _START_S = 60.0
 _KILL_AFTER_S = 3.0
 #: How long the subscribers may take for the rest when the training is gone.
@@ -72,8 +74,8 @@ class ServerProcess:
         self._pid = os.getpid()
         self._closing = threading.Lock()
         # Nothing of this process's output stays open in it: who waits for the end of that waits for this one alone.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "runspan.rpc._process"],
+        self._process = subprocess.Popen(  # noqa: S603 - this program's own interpreter
+            [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -185,7 +187,3 @@ def main() -> None:
 def _say(answer: _Answer) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
