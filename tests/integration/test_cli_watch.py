@@ -60,7 +60,7 @@ class _Watch:
         self.resize(columns, rows)
         self.modes = termios.tcgetattr(self.follower)
         self.text = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         environ = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8", **variables}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "runspan.cli", "watch", *arguments],
@@ -174,6 +174,22 @@ def test_sigterm_gives_the_terminal_back(work: Workplace) -> None:
         assert watch.wait() == 128 + signal.SIGTERM
         assert watch.text.endswith("\x1b[0m\x1b[?25h\x1b[?1049l")
         assert termios.tcgetattr(watch.follower) == watch.modes
+
+
+@pytest.mark.usefixtures("training")
+def test_ctrl_c_on_a_line_that_takes_nothing_any_more(work: Workplace) -> None:
+    """What a stuck line has not taken is dropped: the program ends at once, and restores the terminal's modes."""
+    with _Watch(work, "--interval", "0.1", columns=200, rows=50) as watch:
+        watch.read_until(lambda text: "look here" in text)
+        for number in range(20):  # each draws everything again, and nobody reads
+            watch.resize(200, 30 + number)
+            watch.process.send_signal(signal.SIGWINCH)
+            time.sleep(0.1)
+        watch.process.send_signal(signal.SIGINT)
+        assert watch.process.wait(10) == 130
+        assert termios.tcgetattr(watch.follower) == watch.modes
+        assert watch.wait() == 130
+        assert watch.text.endswith("\x1b[0m\x1b[?25h\x1b[?1049l")
 
 
 @pytest.mark.usefixtures("training")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import termios
@@ -77,6 +78,9 @@ class Screen:
             return
         self._is_entered = False
         try:
+            # What a slow line has not taken yet is of a screen that vanishes: leaving must not wait for it.
+            with contextlib.suppress(termios.error):
+                termios.tcflush(self._descriptor, termios.TCOFLUSH)
             self._write(_LEAVE)
         finally:
             if self._modes is not None:
