@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from opentelemetry import trace
 from opentelemetry.trace import format_span_id
 
 from runspan._plain import INT_MAX, INT_MIN, text_of
 from runspan._run.values import InvalidValueError, describe, metric_value
+from runspan.tracefile._evidence import Action, Category
 from runspan.tracefile.events import DeviceInterval, DeviceMemory, Edge, Gradient, Memory, Op, Tensor
 
 if TYPE_CHECKING:
@@ -25,10 +26,7 @@ Evidence: TypeAlias = Op | Tensor | Memory | DeviceMemory | Gradient | Edge | De
 
 #: More dimensions or inputs than anything has.
 _MAX_ITEMS = 65_536
-_CHOICES = {
-    "category": ("parameter", "activation", "gradient", "optimizer", "other"),
-    "action": ("alloc", "free"),
-}
+_CHOICES: dict[str, tuple[str, ...]] = {"category": get_args(Category), "action": get_args(Action)}
 
 
 def evidence_fields(event_type: type[Evidence], raw: Mapping[str, Any], capture: Capture) -> dict[str, Any]:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from runspan._run.captured_step import Capture
     from runspan._run.evidence import Evidence
 
-__all__ = ["SPAN_KINDS", "EvidenceRecorder"]
+__all__ = ["EvidenceRecorder"]
 
 #: What a span of a captured step may stand for.
-SPAN_KINDS = ("function", "op", "module")
+_SPAN_KINDS = ("function", "op", "module")
 _NO_SPAN = nullcontext(trace.INVALID_SPAN)
 
 
@@ -82,8 +82,8 @@ class EvidenceRecorder:
             capture.refuse_late("span")
             return _NO_SPAN
         known_kind = text_of(kind)
-        if known_kind not in SPAN_KINDS:
-            known = ", ".join(SPAN_KINDS)
+        if known_kind not in _SPAN_KINDS:
+            known = ", ".join(_SPAN_KINDS)
             capture.refuse("span", InvalidValueError(f"kind: {describe(kind)} is none of {known}; function is used"))
             known_kind = "function"
         return capture.scope(name, attributes, known_kind)
