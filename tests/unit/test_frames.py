@@ -163,6 +163,23 @@ def test_parts_are_read_as_one_even_when_they_are_packed_meanwhile(tmp_path: Pat
     assert all(former.after == latter.before for former, latter in pairwise(taken))
 
 
+def test_a_line_that_the_writer_took_back_hides_no_other(tmp_path: Path) -> None:
+    """Half a line that was seen, and then cut off because the disk was full, does not spoil the line that follows."""
+    path = tmp_path / "rank-00000.jsonl"
+    whole = encode(alone()) + encode(make_metric(0))
+    path.write_bytes(whole + encode(make_metric(1))[:40])
+    taken: list[TakenPoints] = []
+    frames = DirectoryFrames(tmp_path, clock=FixedClock(1), taken=taken.append)
+    frames.look()
+    path.write_bytes(whole + encode(step(0, 1)) + encode(make_metric(2)))
+    frames.look()
+    path.write_bytes(whole + encode(step(0, 1)) + encode(make_metric(2)) + encode(make_metric(3)))
+    frames.close()  # and goes on behind it
+    assert frames.frame().ranks[0].steps == 1
+    frames.close()
+    assert [point.step for each in taken for point in each.points] == [0, 2, 3]
+
+
 def test_a_later_attempt_supersedes_what_it_repeats(tmp_path: Path) -> None:
     """After a resume the curve has one point a step: those of the older attempt up to the newer's first step."""
     older: list[TraceEvent] = [alone(), *(make_metric(number) for number in range(10))]

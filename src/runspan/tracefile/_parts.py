@@ -174,6 +174,8 @@ class Part:
         self._file = file
         self._held: list[bytes] = []
         self._held_bytes = 0
+        #: Up to the last of those held that is no NUL.
+        self._held_content_bytes = 0
         try:
             magic = file.read(2)
         except OSError as error:
@@ -207,8 +209,19 @@ class Part:
     def tail(self) -> bytes:
         """What was read after the last newline."""
         if self._held_bytes > MAX_LINE_BYTES:
-            return RefusedLine.of(self._held_bytes, f"a line longer than {MAX_LINE_BYTES} bytes")
+            is_hole = self._held_content_bytes <= MAX_LINE_BYTES
+            return RefusedLine.of(self._held_bytes, f"a line longer than {MAX_LINE_BYTES} bytes", is_hole=is_hole)
         return bounded(b"".join(self._held))
+
+    def is_tail_gone(self) -> bool:
+        """Whether what was read after the last newline was cut off since: the writer does so after a failed write."""
+        size = self._held_bytes
+        if not size or size > MAX_LINE_BYTES or not isinstance(self._source, _PlainSource):
+            return False
+        try:
+            return os.pread(self._file.fileno(), size, self._file.tell() - size) != b"".join(self._held)
+        except OSError as error:
+            raise TraceFormatError(f"cannot be read: {error.strerror}", path=str(self.path)) from error
 
     def read_lines(self) -> list[bytes]:
         """Return the next whole lines without their newlines; none at the end (of a growing file: for now).
@@ -231,7 +244,7 @@ class Part:
                 lines[0] = self.tail
                 self.has_long_integers = self.has_long_integers or has_long_integer(lines[0])
                 self._held.clear()
-                self._held_bytes = 0
+                self._held_bytes = self._held_content_bytes = 0
             self._hold(chunk[end + 1 :])
             return lines
 
@@ -262,6 +275,8 @@ class Part:
             kept = piece.lstrip(b"\0")
             self.nul_bytes += len(piece) - len(kept)
             piece = kept
+        if content := piece.rstrip(b"\0"):
+            self._held_content_bytes = self._held_bytes + len(content)
         self._held_bytes += len(piece)
         if self._held_bytes > MAX_LINE_BYTES:
             self._held = [b""]  # only the length is still of interest

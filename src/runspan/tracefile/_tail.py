@@ -68,10 +68,11 @@ class TraceTail:
         self._decoder: LineDecoder = OwnDecoder()
 
     def close(self) -> None:
-        """Close the file that is open."""
+        """Close the file that is open; the next look opens it again, and goes on where this one was."""
         if self._part is not None:
             self._part.close()
             self._part = None
+            self._lines_read, self._first_line = 0, self.position.line
 
     def batches(self, until: TailPosition | None = None) -> Iterator[list[TraceEvent]]:
         """Yield what was written since the last look, some hundred lines at a time, until the end for now.
@@ -83,6 +84,8 @@ class TraceTail:
             TraceFormatError: a file is no regular file, or the operating system refuses.
             SchemaVersionError: the trace is of another schema.
         """
+        if self._part is not None and self._part.is_tail_gone():
+            self.close()
         while self.terminal is None:
             if self._part is None:
                 self._part = open_part(self._folder, self._name)
