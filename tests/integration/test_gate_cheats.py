@@ -397,6 +397,27 @@ def test_another_callable_is_measured_again(repository: GatedRepository) -> None
     assert "declares another callable or command" in " ".join(result.problems)
 
 
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        'callable = "speed.core:run"',
+        'command = ["python", "speed/core.py"]',
+        'command = ["python", "-m", "speed.core"]',
+    ],
+)
+def test_a_benchmark_outside_the_performance_paths_is_told_of(repository: GatedRepository, declaration: str) -> None:
+    """Where a benchmark's own file may change without a new measurement there is a warning; watched, there is none."""
+    bounds = bounds_text().replace('callable = "bench:run"', declaration)
+    repository.commit({"speed/core.py": "", _BOUNDS_PATH: bounds})
+    repository.measure()
+    result = repository.result()
+    assert result.outcome is GateOutcome.PASS
+    assert result.warnings == ("speed/core.py, which it is run from, is in no perf_paths: its changes are not seen",)
+    repository.commit({_CONFIG_PATH: CONFIG.replace('["src"]', '["src", "speed"]')})
+    repository.measure()
+    assert repository.result().warnings == ()
+
+
 def test_changed_rules_invalidate_and_are_shown(repository: GatedRepository) -> None:
     """A longer list of excluded or test paths invalidates what was measured before, and every format shows it."""
     repository.measure()

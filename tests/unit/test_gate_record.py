@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -306,6 +307,21 @@ def test_a_record_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / ".benchmarks/other").write_text("")
     with pytest.raises(GateError, match="cannot be written"):
         a_record(benchmark_id="other").save(tmp_path)
+
+
+def test_on_a_full_disk_the_earlier_record_stays(tmp_path: Path) -> None:
+    """What cannot be written whole is not written at all, and the error names the path and the reason once."""
+    path = a_record().save(tmp_path)
+    earlier = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(GateError) as refused:
+            a_record(metrics={"latency_ms": 1.0}).save(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(refused.value) == f"{path} cannot be written: File too large"
+    assert (path.read_bytes(), list(path.parent.iterdir())) == (earlier, [path])
 
 
 def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:

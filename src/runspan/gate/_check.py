@@ -8,12 +8,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from runspan._git import Git, GitError
 from runspan.errors import GateError
 from runspan.gate._changes import bounds_changes, rules_changes
 from runspan.gate._folder import read_folder, record_changes
 from runspan.gate._judging import Judge
 from runspan.gate._results import GateOutcome, GateReport, GateResult
+from runspan.gate._sources import unwatched_sources
 from runspan.gate.baseline import BOUNDS_PATH, CONFIG_PATH, Baseline, GateConfig, parse_baseline, parse_config
 from runspan.gate.signing import check_signers
 from runspan.gate.standing import Standings, load_rules
@@ -64,6 +67,7 @@ def check(
         baseline, base_baseline = load_baseline(git, "HEAD"), load_baseline(git, merge_base)
         changes = record_changes(git, merge_base)
         config, base_config = load_config(git, head), load_config(git, merge_base)
+        unwatched = unwatched_sources(git, rules, baseline.benchmarks)
         keys = check_signers(trusted_signers(load_config(git, base_tip), base_config, config))
     except GitError as error:
         reason = f"git gives no answer: {error}"
@@ -89,7 +93,8 @@ def check(
         else:
             found = read_folder(root, benchmark_id, now_unix_s)
             gone = [candidate for candidate in changes.lost_failures if candidate.record.benchmark_id == benchmark_id]
-            results.append(judge.judge(benchmark_id, found.also(gone)))
+            result = judge.judge(benchmark_id, found.also(gone))
+            results.append(_warned(result, unwatched.get(benchmark_id, [])))
     return GateReport(
         results=tuple(results),
         head=head,
@@ -129,6 +134,11 @@ def trusted_signers(base: GateConfig, merge_base: GateConfig, head: GateConfig) 
     names itself.
     """
     return base.signers or merge_base.signers or head.signers
+
+
+def _warned(result: GateResult, unwatched: Sequence[str]) -> GateResult:
+    warnings = [f"{path}, which it is run from, is in no perf_paths: its changes are not seen" for path in unwatched]
+    return msgspec.structs.replace(result, warnings=(*result.warnings, *warnings))
 
 
 def _base_commit(git: Git, base: str) -> str:

@@ -18,7 +18,7 @@ _CONFIG = """\
 # The rules by which `runspan gate check` tells whether a benchmark's record stands for the commit at hand.
 # A change of this file, but for comments and layout, invalidates every record.
 
-# Files and folders whose change may change a measurement; each must exist in the commit.
+# Files and folders whose change may change a measurement, the benchmarks' own too; each must exist in the commit.
 perf_paths = {perf_paths}
 
 # Among them, those that never do.

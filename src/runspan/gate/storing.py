@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from runspan._output_file import whole_file
-from runspan.errors import GateError
+from runspan.errors import ConfigError, GateError
 from runspan.gate.baseline import BOUNDS_PATH, parse_baseline
 from runspan.gate.canonical import MAX_BYTES
 
@@ -132,7 +132,9 @@ def _write(record: GateRecord, path: Path) -> None:
         signature_path(path).unlink(missing_ok=True)  # first: a crash in between leaves a record without one
         with whole_file(path) as target:
             target.write(data)
-    except OSError as error:
-        raise GateError(f"{path} cannot be written: {error.strerror or error}") from error
+    except (OSError, ConfigError) as error:
+        cause = error.__cause__ if isinstance(error, ConfigError) else error
+        reason = cause.strerror if isinstance(cause, OSError) else None
+        raise GateError(f"{path} cannot be written: {reason or error}") from error
     except ValueError as error:
         raise GateError(f"{path} cannot be written: {error}") from error
