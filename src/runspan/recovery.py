@@ -86,11 +86,12 @@ def recover(
     Raises:
         InvalidStateError: a process of the run is alive, or was less than three heartbeats ago, and nothing has been
             changed; or the storage has the run under another experiment.
-        TraceFormatError: it is no run directory.
+        TraceFormatError: it is no run directory, or one of its folders cannot be listed.
         ConfigError: it cannot be written, or the endpoint cannot be used.
         StorageError: the storage cannot be read or written; the files are ended.
     """
     directory = RunDirectory(Path(run_dir))
+    directory.check_readable()
     recovery = _Recovery(directory, config, clock or SystemClock())
     if recovery.look():
         with _alone(directory):

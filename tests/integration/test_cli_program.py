@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,3 +184,48 @@ def test_help_loads_no_heavy_library(tmp_path: Path) -> None:
         [sys.executable, "-c", program], env=clean_environ(tmp_path), capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def _bound_by_permissions() -> list[str]:
+    """Return what starts a program whom permissions bind, root too."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("root reads everything, and setpriv is missing")
+    rights = "-dac_override,-dac_read_search"
+    return ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "trace summary run-a",
+        "trace health run-a",
+        "trace recover run-a",
+        "trace merge run-a -o out",
+        "trace export run-a --to html -o out",
+        "query run-a steps",
+    ],
+)
+@pytest.mark.parametrize("hidden", [".", "captures", "captures/update-000000003"])
+def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, command: str, hidden: str) -> None:
+    """What another user's folder hides is not answered without: exit code 2, the folder named, nothing written."""
+    directory = make_run(tmp_path / "root", "run-a")
+    (directory / "captures" / "update-000000003").mkdir(parents=True)
+    folder = directory / hidden
+    folder.chmod(0)
+    try:
+        done = subprocess.run(
+            [*_bound_by_permissions(), *_PROGRAM, *command.split()],
+            env=clean_environ(tmp_path / "root"),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        folder.chmod(0o755)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"runspan: {folder}: cannot be listed: Permission denied\n"
+    assert not (tmp_path / "out").exists()

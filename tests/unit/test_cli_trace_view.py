@@ -49,3 +49,14 @@ def test_view_refuses_what_is_no_run(tmp_path: Path) -> None:
         assert answer.code == 2
         assert answer.err.count("\n") == 1
         assert answer.out == ""
+
+
+def test_view_tells_of_a_rank_that_it_leaves_out(tmp_path: Path) -> None:
+    """A rank's file without a first line is no part of the page: it is named, and the exit code is 1."""
+    root = tmp_path / "root"
+    directory = make_run(root, "run-1")
+    (directory / "rank-00001.jsonl").touch()
+    answer = run_program(["trace", "view", "run-1", "--no-open"], clean_environ(root))
+    assert answer.code == 1
+    assert "view.html (" in answer.out
+    assert answer.err.startswith(f"runspan: left out: {directory / 'rank-00001.jsonl'}")

@@ -186,6 +186,7 @@ class Catalog:
                 self._refuse_unreadable_in(folder)
 
     def _refuse_unreadable_in(self, folder: Path) -> None:
+        RunDirectory(folder).check_readable()
         for _, path in RunDirectory(folder).trace_files():
             peek(path, clock=self._clock)
 

@@ -77,12 +77,14 @@ class RunTrace:
         directory: the run directory.
         traces: every trace that can be opened: run traces by rank, attempt and child, then captures.
         problems: the files that cannot; the other traces are not affected.
+        skipped: lines that lenient reading of their events has passed over so far.
     """
 
     def __init__(self, directory: RunDirectory, traces: Sequence[TraceEntry], problems: Sequence[TraceProblem]) -> None:
         self.directory = directory
         self.traces = tuple(traces)
         self.problems = tuple(problems)
+        self.skipped = 0
 
     @property
     def attempts(self) -> dict[tuple[int, int], tuple[TraceEntry, ...]]:
@@ -101,15 +103,23 @@ class RunTrace:
         merged in passes through temporary files. Closing the generator closes and removes them.
 
         Args:
-            lenient: skip lines that break the format, instead of raising.
+            lenient: skip and count lines that break the format, instead of raising.
 
         Raises:
             TraceFormatError: a trace breaks the format behind its first line.
         """
-        sources = [_timed_events(position, entry, lenient=lenient) for position, entry in enumerate(self.traces)]
+        sources = [self._timed_events(position, entry, lenient=lenient) for position, entry in enumerate(self.traces)]
         with ExitStack() as cleanup:
             for _, position, event in _merge(sources, _open_file_budget(), cleanup):
                 yield self.traces[position], event
+
+    def _timed_events(self, position: int, entry: TraceEntry, *, lenient: bool) -> Iterator[_Timed]:
+        newest = 0
+        with entry.read(lenient=lenient) as reader:
+            for event in reader:
+                newest = max(newest, reader.last_seen_unix_nano)
+                yield newest, position, event
+            self.skipped += reader.skipped
 
 
 def read_run(directory: str | Path) -> RunTrace:
@@ -118,9 +128,10 @@ def read_run(directory: str | Path) -> RunTrace:
     Only first lines are read; a file without a valid one is among the problems.
 
     Raises:
-        TraceFormatError: the path is no directory, or holds no trace file.
+        TraceFormatError: the path is no directory, holds no trace file, or one of its folders cannot be listed.
     """
     run_directory = RunDirectory(Path(directory))
+    run_directory.check_readable()
     listed = ((None, run_directory.trace_files()), *run_directory.capture_files().items())
     found = [(capture, name, path) for capture, files in listed for name, path in first_parts(files)]
     if not found:
@@ -136,14 +147,6 @@ def read_run(directory: str | Path) -> RunTrace:
         except TraceFormatError as error:
             problems.append(TraceProblem(path, error))
     return RunTrace(run_directory, traces, problems)
-
-
-def _timed_events(position: int, entry: TraceEntry, *, lenient: bool) -> Iterator[_Timed]:
-    newest = 0
-    with entry.read(lenient=lenient) as reader:
-        for event in reader:
-            newest = max(newest, reader.last_seen_unix_nano)
-            yield newest, position, event
 
 
 def _open_file_budget() -> int:

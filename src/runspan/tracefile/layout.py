@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
 
-from runspan.errors import ConfigError
+from runspan.errors import ConfigError, TraceFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -157,6 +158,29 @@ class RunDirectory:
         """Return the files of each captured step, as :meth:`trace_files` does, by the capture's folder name."""
         captures = sorted(folder for folder in self.path.glob(f"{_CAPTURES}/*") if folder.is_dir())
         return {folder.name: _trace_files_in([folder, *sorted(folder.glob(_RANK_FOLDERS))]) for folder in captures}
+
+    def check_readable(self) -> None:
+        """Make sure that every folder of traces can be listed: what is in one that cannot would be missed silently.
+
+        Raises:
+            TraceFormatError: the operating system refuses to list one.
+        """
+        for pattern in (
+            "",
+            "ranks",
+            "ranks/[0-9]*",
+            "captures",
+            "captures/*",
+            "captures/*/ranks",
+            "captures/*/ranks/[0-9]*",
+        ):
+            for folder in self.path.glob(pattern) if pattern else [self.path]:
+                try:
+                    os.scandir(folder).close()
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                except OSError as error:
+                    raise TraceFormatError(f"cannot be listed: {error.strerror}", path=str(folder)) from error
 
     def attempts_of(self, rank: int) -> list[int]:
         """Return the attempts that a rank has files of, sorted."""

@@ -34,14 +34,18 @@ def find_directory(workspace: Workspace, reference: str) -> Path:
     Raises:
         RunNotFoundError: there is no such run, or its files are elsewhere.
         ConfigError: the reference is ambiguous.
+        TraceFormatError: a folder of it cannot be listed.
     """
     folder = named_folder(reference)
-    if folder is not None and RunDirectory(folder).trace_files():
-        return folder
+    if folder is not None:
+        RunDirectory(folder).check_readable()
+        if RunDirectory(folder).trace_files():
+            return folder
     with workspace.reading() as storage:
         run = Catalog(workspace, storage).find(reference)
     if run.directory is None:
         raise RunNotFoundError(f"run {run.run_id!r} has no files on this machine: give its run directory")
+    RunDirectory(run.directory).check_readable()
     return run.directory
 
 

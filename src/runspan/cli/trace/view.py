@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_PARTIAL = 1
 _PAGE = "view.html"
 #: One of these is set where a browser can show itself.
 _DISPLAYS = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
@@ -51,9 +52,11 @@ def _view(
     """Write a run as one HTML page, print where it is, and open it where there is a display.
 
     The page shows the waterfall over ranks, metric curves, step times, findings, captured steps and usage. It is one
-    file of at most 32 MiB that needs no network. What it leaves out of a long run, it says.
+    file of at most 32 MiB that needs no network. What it leaves out of a long run, it says. A trace without a first
+    line is told of and left out; the exit code is then 1.
     """
-    from runspan.export.html import export_html  # noqa: PLC0415 - a command loads what it needs
+    from runspan.export._sources import find_sources  # noqa: PLC0415 - a command loads what it needs
+    from runspan.export.html import export_html  # noqa: PLC0415
 
     workspace = Workspace.resolve(storage, directory)
     path = named_file(trace)
@@ -69,6 +72,11 @@ def _view(
     say(f"{page} ({format_bytes(page.stat().st_size)})")
     if not no_open and _has_display(os.environ):
         _open(page)
+    problems = find_sources(files).problems
+    for problem in problems:
+        note(f"left out: {problem}")
+    if problems:
+        raise typer.Exit(_PARTIAL)
 
 
 def _has_display(environ: Mapping[str, str]) -> bool:
