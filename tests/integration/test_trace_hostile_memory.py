@@ -68,6 +68,12 @@ def _write_hole(path: Path) -> None:
     os.truncate(path, 256 * _MIB)
 
 
+def _write_cut_record_and_hole(path: Path) -> None:
+    """Write the half of a record, behind two whole lines, and 256 MB that never reached the disk."""
+    path.write_bytes(_META + _METRIC + _METRIC[:-20])
+    os.truncate(path, 256 * _MIB)
+
+
 def _write_bomb_of_zeros(path: Path) -> None:
     _write_gzip(path, [_META, _METRIC, *repeat(bytes(_MIB), 160)])
 
@@ -87,17 +93,20 @@ def _write_many_values(path: Path) -> None:
 
 _STRICT_ERROR = [
     (_write_long_line, ":2: a line longer than 67108864 bytes", 2, 1),
+    (_write_bomb_of_one_line, ":3: a line longer than 67108864 bytes", 2, 1),
     (_write_many_values, ":2: a line of more than 1048576 values", 2, 1),
     (_write_bomb_of_a_meta_line, ":1: the first line must be the meta event, but it is a line longer than", None, None),
 ]
-_TORN = [(_write_hole, 2, 1), (_write_bomb_of_zeros, 2, 1), (_write_bomb_of_one_line, 2, 1)]
+_TORN = [(_write_hole, 2, 1), (_write_bomb_of_zeros, 2, 1), (_write_cut_record_and_hole, 2, 1)]
 
 
-@pytest.mark.parametrize(("write", "message", "events", "skipped"), _STRICT_ERROR, ids=["line", "values", "meta"])
+@pytest.mark.parametrize(
+    ("write", "message", "events", "skipped"), _STRICT_ERROR, ids=["line", "bomb", "values", "meta"]
+)
 def test_what_fills_the_memory_is_refused(
     path: Path, write: Callable[[Path], None], message: str, events: int | None, skipped: int | None
 ) -> None:
-    """A line of 1 GB, one of millions of values, and a gzip bomb in place of meta are errors in little memory."""
+    """A line of 1 GB, gzip bombs of one line, and a line of millions of values are errors in little memory."""
     write(path)
     answer = _read_elsewhere(path)
     assert message in answer["strict"]["error"]
@@ -110,9 +119,9 @@ def test_what_fills_the_memory_is_refused(
     assert answer["peak_bytes"] < _MOST_BYTES
 
 
-@pytest.mark.parametrize(("write", "events", "torn"), _TORN, ids=["hole", "zeros", "line"])
+@pytest.mark.parametrize(("write", "events", "torn"), _TORN, ids=["hole", "zeros", "record"])
 def test_an_endless_end_is_torn(path: Path, write: Callable[[Path], None], events: int, torn: int) -> None:
-    """A hole of 256 MB and gzip bombs of zeros or of one line cost the end of the trace, and little memory."""
+    """A hole of 256 MB, behind a cut record too, and a gzip bomb of zeros cost only the end, and little memory."""
     write(path)
     answer = _read_elsewhere(path)
     assert answer["strict"] == answer["lenient"] == {"events": events, "torn": torn, "skipped": 0}

@@ -26,16 +26,19 @@ class RefusedLine(bytes):
     Attributes:
         byte_count: how long the line is.
         reason: why it was refused.
+        is_hole: whether all of it that is too long is NUL bytes: a record that a power loss has cut, and what a file
+            system has put in place of those behind it.
     """
 
     byte_count: int
     reason: str
+    is_hole: bool
 
     @classmethod
-    def of(cls, byte_count: int, reason: str) -> RefusedLine:
+    def of(cls, byte_count: int, reason: str, *, is_hole: bool = False) -> RefusedLine:
         """Return the stand-in for a line of so many bytes."""
         line = cls(b"<refused>")
-        line.byte_count, line.reason = byte_count, reason
+        line.byte_count, line.reason, line.is_hole = byte_count, reason, is_hole
         return line
 
 

@@ -101,8 +101,6 @@ class TraceStream:
         self._suspect: TornTail | None = None
         #: Whether one of these three asks for a look at the next line before it is decoded.
         self._watchful = True
-        #: Whether the line in hand has no newline.
-        self._is_unterminated = False
 
     def last_seen(self, meta: Meta) -> int:
         """Return the wall time of the newest line that tells one, unix ns."""
@@ -132,7 +130,6 @@ class TraceStream:
         while part is not None:
             with part:
                 self._has_meta, self._closed_by, self._watchful = False, None, True
-                self._is_unterminated = False
                 for lines in self._batches(part):
                     # What every event passes stands in this one loop: a call more costs a tenth of the time.
                     for line in lines:
@@ -178,7 +175,7 @@ class TraceStream:
                 else:
                     wait()
         if tail := part.tail:
-            part.has_long_integers = self._is_unterminated = True
+            part.has_long_integers = True
             yield [tail]
 
     def _is_superseded(self, part: Part) -> bool:
@@ -240,7 +237,7 @@ class TraceStream:
                 error = content_error
             else:
                 return event
-        if isinstance(line, RefusedLine) and not self._is_unterminated:
+        if isinstance(line, RefusedLine) and not line.is_hole:
             self._reject(part, line.reason)  # the writer's lines are shorter, whole or cut
         elif isinstance(line, RefusedLine) or not _is_json(content):
             self._suspect = _torn(part, line, str(error))
