@@ -125,6 +125,7 @@ def test_a_bad_line_stops_the_merge_unless_lenient(tmp_path: Path) -> None:
     with pytest.raises(TraceFormatError, match=r"rank-00000\.jsonl:3: "):
         list(run.events())
     assert sum(isinstance(event, Metric) for _, event in run.events(lenient=True)) == 2
+    assert run.skipped == 1
 
 
 def test_what_is_no_run_directory_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from runspan._root import expand_user
 from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, RunArgument, StorageOption
 from runspan.cli._output import counted, note, open_console, print_json, say
 from runspan.cli._workspace import Workspace
+from runspan.cli.trace._reading import LenientOption  # noqa: TC001 - typer reads annotations
 from runspan.cli.trace._target import find_directory
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def _merge(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where to; gzipped where it ends with .gz.")
     ],
-    lenient: Annotated[bool, typer.Option("--lenient", help="Skip lines that break the format.")] = False,
+    lenient: LenientOption = False,
     json: JsonOption = False,
     storage: StorageOption = None,
     directory: DirOption = None,
@@ -64,6 +65,8 @@ def _merge(
         say(f"{target}: {counted(count, 'event')} of {counted(len(found.traces), 'trace')}")
         for problem in found.problems:
             note(f"left out: {problem.error}")
+    if found.skipped:
+        note(f"{counted(found.skipped, 'line')} skipped")
     if found.problems:
         raise typer.Exit(_PARTIAL)
 
