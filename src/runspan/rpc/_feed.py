@@ -97,12 +97,14 @@ class Taken(msgspec.Struct, frozen=True):
     Attributes:
         pages: the points in order, as messages.
         dropped: how many points were lost before these.
+        cursor: how far they go.
         status: of the run, when these were taken.
         is_last: whether nothing more comes: the run has ended.
     """
 
     pages: list[bytes]
     dropped: int
+    cursor: Cursor
     status: str
     is_last: bool
 
@@ -243,10 +245,10 @@ class PointFeed(abc.ABC):
         """Return what waits for a subscriber."""
         with self._lock:
             batches, dropped = subscriber.take()
-            status = self.status
+            cursor, status = dict(subscriber.cursor), self.status
         # Outside of the lock: the first to write a batch holds nobody up.
         pages = [page for batch in batches for page in batch.pages(subscriber.rank)]
-        return Taken(pages, dropped, status, status in set(RunStatus) and RunStatus(status).is_final)
+        return Taken(pages, dropped, cursor, status, status in set(RunStatus) and RunStatus(status).is_final)
 
     def remove(self, subscriber: Subscriber) -> None:
         """Forget a subscriber."""

@@ -157,14 +157,15 @@ class Servicer:
         """Yield updates until the run has ended, which is returned, or nobody is there for more."""
         for points in feed.follow(subscriber, cursor=cursor):
             if points:
-                yield from _update(run_id, subscriber.cursor, Taken(encoded(points), 0, feed.status, is_last=False))
+                cursor = dict(subscriber.cursor)
+                yield from _update(run_id, Taken(encoded(points), 0, cursor, feed.status, is_last=False))
         status = ""
         while True:
             began_s = time.monotonic()
             has_ended = subscriber.ended.is_set()
             taken = feed.take(subscriber)
             if taken.pages or taken.dropped or taken.status != status:
-                yield from _update(run_id, subscriber.cursor, taken)
+                yield from _update(run_id, taken)
                 status = taken.status
             if taken.is_last or has_ended:
                 return taken.is_last
@@ -195,13 +196,13 @@ def _cursor(request: pb.SubscribeRequest, run_id: str) -> Cursor | None:
     return token.cursor
 
 
-def _update(run_id: str, cursor: Cursor, taken: Taken) -> Iterator[bytes]:
+def _update(run_id: str, taken: Taken) -> Iterator[bytes]:
     """Yield an update as messages of about a page, the last of which says where to go on.
 
     A message's bytes may be put together from those of several: repeated fields add up.
     """
     first = pb.SubscribeResponse(dropped=taken.dropped, status=from_status(taken.status)).SerializeToString()
-    last = pb.SubscribeResponse(resume_token=msgspec.json.encode(_Token(run_id, cursor))).SerializeToString()
+    last = pb.SubscribeResponse(resume_token=msgspec.json.encode(_Token(run_id, taken.cursor))).SerializeToString()
     parts, size = [first], 0
     for page in taken.pages:
         if size and size + len(page) > _PAGE_BYTES:
