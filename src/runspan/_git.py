@@ -199,7 +199,7 @@ class Git:
             GitError: git gives no answer.
         """
         options = ("--no-renames", "--no-ext-diff", "--no-relative", "--ignore-submodules=none", "-z", "--name-only")
-        return _split(self.run("diff", *options, full_sha, head))
+        return _split(self.run("diff", *options, full_sha, head, "--"))
 
     def entry(self, revision: str, path: str) -> TreeEntry | None:
         """Return what a commit has at a path; None: nothing.

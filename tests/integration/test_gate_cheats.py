@@ -170,7 +170,7 @@ def test_a_performance_path_that_is_a_link_is_what_it_leads_to(repository: Gated
     assert repository.outcome() is GateOutcome.MISSING
 
 
-@pytest.mark.parametrize("target", ["/tmp", "../../elsewhere"])  # noqa: S108 - nothing is written there
+@pytest.mark.parametrize("target", ["/tmp", "../../elsewhere", "../.git/x.py"])  # noqa: S108 - nothing is written there
 def test_a_link_out_of_the_repository_is_dirty(repository: GatedRepository, target: str) -> None:
     """What no commit holds was not measured from a commit."""
     (repository.top / "src/out").symlink_to(target)
@@ -548,6 +548,39 @@ def test_a_shallow_clone_that_is_deep_enough_passes(repository: GatedRepository,
     clone = GatedRepository(tmp_path / "clone")
     assert clone.git("rev-parse", "--is-shallow-repository") == "true"
     assert clone.outcome(base="origin/HEAD") is GateOutcome.PASS
+
+
+def test_files_named_like_revisions_do_not_confuse_git(repository: GatedRepository) -> None:
+    """A file called HEAD or like a commit's sha is a file."""
+    repository.measure()
+    repository.write({"HEAD": "x", repository.head: "x", "base": "x"})
+    assert repository.outcome() is GateOutcome.PASS
+
+
+def test_a_partial_clone_passes(repository: GatedRepository, tmp_path: Path) -> None:
+    """Where contents are fetched when they are asked for, the answers are the same."""
+    repository.measure()
+    repository.commit()
+    repository.git("config", "uploadpack.allowFilter", "true")
+    url = f"file://{repository.top}"
+    repository.git("clone", "-q", "--filter=blob:none", url, str(tmp_path / "clone"))
+    clone = GatedRepository(tmp_path / "clone")
+    assert clone.outcome(base="origin/HEAD") is GateOutcome.PASS
+    assert _dirty(clone) == []
+
+
+def test_a_repository_of_long_object_names_passes(tmp_path: Path) -> None:
+    """SHA-256 as object format changes nothing."""
+    (tmp_path / "repository").mkdir()
+    plain = Repository(tmp_path / "repository")
+    plain.git("init", "-q", "-b", "main", "--object-format=sha256")
+    repository = GatedRepository.gated(plain.top)
+    assert len(repository.head) == 64
+    repository.measure()
+    assert _dirty(repository) == []
+    assert repository.outcome() is GateOutcome.PASS
+    repository.write({"src/a.py": "a = 2\n"})
+    assert _dirty(repository) == ["src/a.py"]
 
 
 def test_a_gate_over_the_whole_repository_takes_its_own_records(repository: GatedRepository) -> None:

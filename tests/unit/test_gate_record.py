@@ -324,6 +324,14 @@ def test_on_a_full_disk_the_earlier_record_stays(tmp_path: Path) -> None:
     assert (path.read_bytes(), list(path.parent.iterdir())) == (earlier, [path])
 
 
+@pytest.mark.parametrize("recorded_at", [2**63, 2**64 - 1, 253_402_300_800])
+def test_a_time_that_is_no_date_names_no_file(tmp_path: Path, recorded_at: int) -> None:
+    """A record whose time no calendar has is refused with the time, and nothing is written."""
+    with pytest.raises(GateError, match=f"recorded_at {recorded_at}: expected unix seconds"):
+        a_record(recorded_at=recorded_at).save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:
     """A missing file, a folder and a foreign file are errors with the path."""
     for path, content in ((tmp_path / "none", None), (tmp_path, None), (tmp_path / "list", "[]"), (tmp_path / "x", "")):

@@ -19,6 +19,8 @@ __all__ = ["Links", "follow_links"]
 
 _LINK = "120000"
 _SUBMODULE = "160000"
+#: No commit holds what lies above its repository, or in the folder of the repository itself.
+_OUTSIDE = frozenset({"..", ".git"})
 
 
 class Links(msgspec.Struct, frozen=True):
@@ -56,7 +58,7 @@ def follow_links(git: Git, revision: str, paths: Sequence[str], without: Sequenc
         pending = []
         for path, oid in links.items():
             target = posixpath.normpath(posixpath.join(posixpath.dirname(path), os.fsdecode(targets[oid])))
-            if target.startswith(("/", "../")) or target == "..":
+            if target.startswith("/") or not _OUTSIDE.isdisjoint(target.split("/")):
                 outside.append(path)
                 continue
             for step in _steps(git, revision, target):

@@ -72,11 +72,14 @@ def save_record(record: GateRecord, root: Path, *, instead_of: Path | None = Non
         instead_of: what the same run has written before, which is gone afterwards.
 
     Raises:
-        GateError: both names are taken by records that failed or cannot be read, ``bounds.toml`` cannot be read, or the
-            record cannot be written.
+        GateError: both names are taken by records that failed or cannot be read, ``bounds.toml`` cannot be read, the
+            time is no date, or the record cannot be written.
     """
     folder = record_folder(root, record.benchmark_id)
-    recorded = datetime.fromtimestamp(record.recorded_at, UTC)
+    try:
+        recorded = datetime.fromtimestamp(record.recorded_at, UTC)
+    except (OverflowError, ValueError, OSError) as error:
+        raise GateError(f"recorded_at {record.recorded_at}: expected unix seconds of a date") from error
     model = _other_model(record, root)
     for day in (f"{recorded:%Y-%m-%d}", f"{recorded:%Y-%m-%dT%H%M%SZ}"):
         path = _path(record, folder, day, model)
