@@ -22,6 +22,11 @@ __all__ = ["RunDirectory", "TraceName", "encode_run_id", "first_parts"]
 _FLAT_RANKS = 256
 _CAPTURES, _RANKS = "captures", "ranks"
 _RANK_FOLDERS = f"{_RANKS}/[0-9]*"
+#: Every folder below a run directory that leads to traces.
+_FOLDERS = (
+    *(_RANKS, _RANK_FOLDERS),
+    *(_CAPTURES, f"{_CAPTURES}/*", f"{_CAPTURES}/*/{_RANKS}", f"{_CAPTURES}/*/{_RANK_FOLDERS}"),
+)
 _MAX_ENCODED_BYTES = 120
 _NAME = re.compile(
     r"rank-(?P<rank>\d{5,})"
@@ -165,22 +170,13 @@ class RunDirectory:
         Raises:
             TraceFormatError: the operating system refuses to list one.
         """
-        for pattern in (
-            "",
-            "ranks",
-            "ranks/[0-9]*",
-            "captures",
-            "captures/*",
-            "captures/*/ranks",
-            "captures/*/ranks/[0-9]*",
-        ):
-            for folder in self.path.glob(pattern) if pattern else [self.path]:
-                try:
-                    os.scandir(folder).close()
-                except (FileNotFoundError, NotADirectoryError):
-                    continue
-                except OSError as error:
-                    raise TraceFormatError(f"cannot be listed: {error.strerror}", path=str(folder)) from error
+        for folder in [self.path, *(folder for pattern in _FOLDERS for folder in self.path.glob(pattern))]:
+            try:
+                os.scandir(folder).close()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise TraceFormatError(f"cannot be listed: {error.strerror}", path=str(folder)) from error
 
     def attempts_of(self, rank: int) -> list[int]:
         """Return the attempts that a rank has files of, sorted."""
