@@ -110,6 +110,17 @@ def test_files_of_git_lfs_are_their_content(repository: GatedRepository) -> None
         assert _dirty(repository) == dirty
 
 
+@pytest.mark.parametrize("length", [2**20 - 1, 2**20, 2**20 + 1])
+def test_line_ends_of_a_checkout_are_no_change_in_large_files(repository: GatedRepository, length: int) -> None:
+    """A file that is longer than one read is clean with CRLF, wherever its line ends fall, and dirty with more."""
+    text = b"x" * (length - 1) + b"\n\nend\r"
+    repository.commit({"src/long.txt": text, ".gitattributes": "*.txt text eol=crlf\n"})
+    for content, dirty in ((text.replace(b"\n", b"\r\n"), []), (text.replace(b"\n", b"\r\r\n"), ["src/long.txt"])):
+        repository.write({"src/long.txt": content})
+        repository.git("add", "src/long.txt")
+        assert _dirty(repository) == dirty
+
+
 @pytest.mark.parametrize("hide", ["info/exclude", "core.excludesFile"])
 def test_ignored_files_and_repositories_are_dirty(repository: GatedRepository, hide: str) -> None:
     """Whatever tells git to ignore them, extra files and repositories among the performance code are seen."""

@@ -12,7 +12,7 @@ import re
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from runspan._git import Git, TreeEntry
@@ -61,35 +61,43 @@ def _altered(git: Git, paths: Sequence[str], known: set[str]) -> Iterable[str]:
 def _is_committed(file: Path, entry: TreeEntry) -> bool:
     try:
         if entry.mode == _LINK and file.is_symlink():
-            return _oid(os.fsencode(file.readlink()), entry) == entry.oid
+            target = os.fsencode(file.readlink())
+            return _oid([target], len(target), entry) == entry.oid
         if file.is_symlink() or not file.is_file():
             return False
         with file.open("rb") as content:
-            if _oid_of(content, entry) == entry.oid:
+            size = os.fstat(content.fileno()).st_size
+            if _oid(_chunks(content), size, entry) == entry.oid:
                 return True
-            content.seek(0)
-            return _oid(content.read().replace(b"\r\n", b"\n"), entry) == entry.oid
+            converted = sum(map(len, _with_line_feeds(content)))
+            return converted < size and _oid(_with_line_feeds(content), converted, entry) == entry.oid
     except OSError:
         return False
 
 
-def _oid_of(content: IO[bytes], entry: TreeEntry) -> str:
-    digest = _hash(entry)
-    digest.update(b"blob %d\0" % os.fstat(content.fileno()).st_size)
+def _chunks(content: IO[bytes]) -> Iterator[bytes]:
+    content.seek(0)
     while chunk := content.read(_CHUNK_BYTES):
+        yield chunk
+
+
+def _with_line_feeds(content: IO[bytes]) -> Iterator[bytes]:
+    """Yield a file with its line ends as they are committed where a checkout converts them."""
+    held = b""
+    for chunk in _chunks(content):
+        text = held + chunk
+        held = b"\r" if text.endswith(b"\r") else b""  # its line feed may be the next chunk's first byte
+        yield text.removesuffix(held).replace(b"\r\n", b"\n")
+    yield held
+
+
+def _oid(chunks: Iterable[bytes], size_bytes: int, entry: TreeEntry) -> str:
+    """Return the name that git gives to a file's content, by the hash that names the entry."""
+    digest = hashlib.sha256() if len(entry.oid) == _SHA256_DIGITS else hashlib.sha1(usedforsecurity=False)
+    digest.update(b"blob %d\0" % size_bytes)
+    for chunk in chunks:
         digest.update(chunk)
     return digest.hexdigest()
-
-
-def _oid(data: bytes, entry: TreeEntry) -> str:
-    digest = _hash(entry)
-    digest.update(b"blob %d\0" % len(data) + data)
-    return digest.hexdigest()
-
-
-def _hash(entry: TreeEntry) -> hashlib._Hash:
-    """Return the hash that the repository names its objects by."""
-    return hashlib.sha256() if len(entry.oid) == _SHA256_DIGITS else hashlib.sha1(usedforsecurity=False)
 
 
 def _lfs_oid(file: Path) -> str | None:

@@ -87,7 +87,8 @@ def parse(data: bytes) -> Any:
             parse_constant=_refuse_constant,
             object_pairs_hook=_without_duplicates,
         )
-        render(value)  # a lone surrogate shows only when it is written
+        if "\\u" in text:
+            render(value)  # half a surrogate pair, which only an escape can be, shows when it is written
     except ValueError as error:
         raise GateError(f"unreadable JSON: {error}") from error
     return value
