@@ -7,12 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.cli import clean_environ, make_run, read_terminal, run_program
+from support.cli import clean_environ, make_run, make_step, read_terminal, run_program
 from support.otlp_receiver import until
 
 if TYPE_CHECKING:
@@ -121,6 +122,29 @@ def test_a_full_disk_behind_stdout_is_told(tmp_path: Path, command: str) -> None
         assert (done.returncode, done.stderr) == (code, told)
 
 
+@pytest.mark.parametrize("command", ["query run-a steps", "trace export run-a --to parquet -o out"])
+@pytest.mark.parametrize("most_bytes", [1 << 10, 8 << 10, 20 << 10])
+def test_a_database_without_room_is_told(tmp_path: Path, command: str, most_bytes: int) -> None:
+    """Where SQL's files cannot grow, as on a full disk, the answer is one line and exit code 2, and nothing is left."""
+    make_run(tmp_path / "root", "run-a", events=[make_step(number, forward=1) for number in range(200)])
+    (tmp_path / "temporary").mkdir()
+    limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes}));"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{limited} from runspan.cli import main; sys.exit(main())", *command.split()],
+        env=clean_environ(tmp_path / "root", TMPDIR=str(tmp_path / "temporary"), RUNSPAN_STORAGE="none"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("runspan: ")
+    assert done.stderr.count("\n") == 1
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["root", "temporary"]
+
+
 def test_ctrl_c_ends_the_program_quietly(tmp_path: Path) -> None:
     """SIGINT in the middle of a demo: exit 130, no traceback of the command, and no rank left behind."""
     process = subprocess.Popen(
@@ -139,6 +163,30 @@ def test_ctrl_c_ends_the_program_quietly(tmp_path: Path) -> None:
     sizes = [path.stat().st_size for path in ranks]
     time.sleep(0.3)
     assert [path.stat().st_size for path in ranks] == sizes
+
+
+def test_ctrl_c_while_the_program_loads_ends_it_quietly(tmp_path: Path) -> None:
+    """The interrupt may come while modules are imported: exit 130 too, without a traceback."""
+    source = """
+        import sys
+
+        class Interrupting:
+            def find_spec(self, name, path=None, target=None):
+                if name == "runspan.cli.demo":
+                    raise KeyboardInterrupt
+
+        sys.meta_path.insert(0, Interrupting())
+        from runspan.cli import main
+        sys.exit(main(["runs"]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        env=clean_environ(tmp_path),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def test_a_terminal_gets_a_table_in_colour_unless_told_not_to(tmp_path: Path) -> None:

@@ -49,9 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    from runspan.cli._app import PipeClosedError, app  # noqa: PLC0415 - typer loads when a command line is read
-    from runspan.cli._output import note  # noqa: PLC0415
-
+    try:
+        from runspan.cli._app import PipeClosedError, app  # noqa: PLC0415 - typer loads when a command line is read
+        from runspan.cli._output import note  # noqa: PLC0415
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     try:
         app(arguments, prog_name="runspan")
     except RunspanError as error:

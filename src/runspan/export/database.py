@@ -238,9 +238,10 @@ def create_database(sources: Sources) -> Iterator[RunDatabase]:
 
     Raises:
         MissingExtraError: DuckDB is not installed.
+        OSError: the folder for temporary files, or what the database is told to write, is on a full or read-only disk.
     """
     duckdb = _duckdb()
-    with tempfile.TemporaryDirectory(prefix="runspan-sql-") as name:
+    with tempfile.TemporaryDirectory(prefix="runspan-sql-") as name, _disk_errors():
         folder = Path(name)
         connection = duckdb.connect(
             str(folder / "run.duckdb"),
@@ -273,6 +274,16 @@ def _check(sql: str) -> None:
                 raise ConfigError("give one statement that asks, such as SELECT, FROM, SUMMARIZE or DESCRIBE")
             if kinds[0] == duckdb.StatementType.SELECT:
                 connection.execute(f"EXPLAIN {sql}")
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Let what the database says of a full or read-only disk be the operating system's kind of error."""
+    try:
+        yield
+    except _duckdb().IOException as error:
+        full = "No space left on device"  # its own words go on for lines, some of them JSON
+        raise OSError(full if full in str(error) else str(error).partition("\n")[0]) from error
 
 
 @contextmanager
