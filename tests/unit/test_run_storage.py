@@ -47,7 +47,7 @@ def test_a_storage_that_fails_costs_one_warning(
 ) -> None:
     """Case 25: training goes on, the file is complete, one warning, and importing the directory fills a storage."""
     storage = _Failing(lambda call: call > 8, error)
-    run = live.start(storage=storage)
+    run = live.start(storage=storage, alert_rules=())
     for step in range(300):
         run.log_metric("loss", step / 2)
         run.log_param(f"p{step}", step)
