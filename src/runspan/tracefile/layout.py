@@ -24,8 +24,12 @@ _CAPTURES, _RANKS = "captures", "ranks"
 _RANK_FOLDERS = f"{_RANKS}/[0-9]*"
 #: Every folder below a run directory that leads to traces.
 _FOLDERS = (
-    *(_RANKS, _RANK_FOLDERS),
-    *(_CAPTURES, f"{_CAPTURES}/*", f"{_CAPTURES}/*/{_RANKS}", f"{_CAPTURES}/*/{_RANK_FOLDERS}"),
+    _RANKS,
+    _RANK_FOLDERS,
+    _CAPTURES,
+    f"{_CAPTURES}/*",
+    f"{_CAPTURES}/*/{_RANKS}",
+    f"{_CAPTURES}/*/{_RANK_FOLDERS}",
 )
 _MAX_ENCODED_BYTES = 120
 _NAME = re.compile(
