@@ -175,6 +175,20 @@ def test_a_torn_part_in_the_middle_loses_nothing_of_the_next(tmp_path: Path) -> 
     assert reader.state.status is TraceStatus.FINISHED
 
 
+def test_a_span_whose_start_a_torn_part_lost_is_skipped(tmp_path: Path) -> None:
+    """A power loss may tear parts that are not the last: the end of a span that began there is counted, never fatal."""
+    first, _ = write_parts(tmp_path, TraceName(0), [[make_metric(0), _START], [_END, make_metric(1)]])
+    whole = first.read_bytes()
+    start_begins = whole.index(encode(_START))
+    first.write_bytes(whole[: start_begins + 20])
+    with read(first, clock=_LONG_AGO) as reader:
+        assert [type(event) for event in reader][-2:] == [Metric, Metric]
+    assert (len(reader.torn), reader.skipped) == (1, 1)
+    first.write_bytes(whole.replace(encode(_START), b""))
+    with pytest.raises(TraceFormatError, match="which is not open"):
+        list(read(first))
+
+
 def test_what_is_whole_but_wrong_at_the_end_is_an_error(path: Path) -> None:
     """Only a line that is no JSON can be torn: a whole one that breaks the format is an error, newline or not."""
     for newline in (b"", b"\n"):

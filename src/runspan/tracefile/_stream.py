@@ -262,6 +262,9 @@ class TraceStream:
 
     def _check_span_end(self, part: Part, event: SpanEnd) -> bool:
         start_ns = self._open_spans.get(event.id)
+        if start_ns is None and (self.torn or part.nul_bytes):
+            self.skipped += 1  # its start was lost with the end of an earlier part, which is reported
+            return False
         if start_ns is None:
             self._reject(part, f"the end of span {quoted(event.id)}, which is not open")
             return False
