@@ -286,11 +286,20 @@ def test_an_interrupted_capture_has_open_spans() -> None:
 
 def test_a_run_trace_is_not_asked_for_one_step() -> None:
     """A run's own trace has no measured span, as many roots as it has, and no evidence; errors in its spans count."""
+    unknown = span_events("lost", "nobody", 5, 6)
     roots = [*span_events("run", None, 0, 10), *span_events("rank", None, 0, 10)]
     memory = memory_event("alloc", 1, span_id="run", timestamp_ns=1)
     assert health([make_meta(), *roots, memory, make_metric(0), make_terminal()]) == []
+    assert _codes(_errors(health([make_meta(), *roots, *unknown, make_terminal()]))) == {"unknown_parent"}
+
+
+def test_a_span_may_outlast_its_parent_in_a_run_trace() -> None:
+    """A thread's span that ends after the span it began under is told of, and is no error: OpenTelemetry allows it."""
+    roots = [*span_events("run", None, 0, 10), *span_events("rank", "run", 0, 10)]
     late = span_events("late", "rank", 5, 11)
-    assert _codes(health([make_meta(), *roots, *late, make_terminal()])) == {"child_outside_parent"}
+    (finding,) = health([make_meta(), *roots, *late, make_terminal()])
+    assert (finding.code, finding.severity, finding.ids) == ("child_outside_parent", Severity.WARNING, ("late",))
+    assert build_graph([make_meta(), *roots, *late, make_terminal()]).spans[1].self_ns == 5
 
 
 @pytest.mark.parametrize(

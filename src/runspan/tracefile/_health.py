@@ -55,8 +55,9 @@ def health(trace: str | Path | Iterable[TraceEvent]) -> list[Finding]:
 
     The file streams by: memory grows with the spans, the tensors and the live allocations of the trace, not with its
     metrics and steps. There is one finding a code, errors first. Run traces hold no evidence of a single step, so they
-    are not asked for it, nor for one root. Open spans are warnings in a failed trace, which explains them, and nothing
-    at all in one that is still being written.
+    are not asked for it, nor for one root; in them a span that outlasts its parent, as a thread's may, is a warning.
+    Open spans are warnings in a failed trace, which explains them, and nothing at all in one that is still being
+    written.
 
     Args:
         trace: any file of the trace, or its events from the meta event on, such as a reader's.
@@ -142,7 +143,11 @@ class HealthCheck:
         spans.settle()
         if is_capture(meta):
             self._check_counts()
-        spans.check(found, None if is_running else Severity.WARNING if failed else Severity.ERROR)
+        spans.check(
+            found,
+            open_severity=None if is_running else Severity.WARNING if failed else Severity.ERROR,
+            outside_severity=Severity.ERROR if is_capture(meta) else Severity.WARNING,
+        )
         for span_id, what in self._unknown_spans.items():
             if span_id not in spans:
                 found.add("unknown_span", f"{what} names span {span_id!r}, which is not in the trace", [span_id])

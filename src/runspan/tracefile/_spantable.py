@@ -128,12 +128,13 @@ class SpanTable:
             if span_id in self._positions:
                 self._widen(self._positions[span_id], start_ns, end_ns)
 
-    def check(self, findings: Findings, open_severity: Severity | None) -> None:
+    def check(self, findings: Findings, *, open_severity: Severity | None, outside_severity: Severity) -> None:
         """Find what is wrong with the spans, after :meth:`settle`.
 
         Args:
             findings: takes it.
             open_severity: how bad an open span is; None: open spans are as they should be.
+            outside_severity: how bad a span is that began before or ended after its parent.
         """
         ids = list(self._positions)
         if open_severity is not None:
@@ -147,7 +148,7 @@ class SpanTable:
         for position, parent in enumerate(self._parents):
             if self._ends[position] != _OPEN:
                 if parent >= 0 and self._ends[parent] != _OPEN:
-                    self._check_within(ids, position, parent, findings)
+                    self._check_within(ids, position, parent, findings, outside_severity)
                 self._check_ops(ids[position], position, findings)
         self._check_cycles(ids, findings)
 
@@ -156,13 +157,13 @@ class SpanTable:
             if ended == _OPEN or self._reopened.get(ids[position]):
                 findings.add("open_span", f"{self.describe(ids[position])} has no end", [ids[position]], severity)
 
-    def _check_within(self, ids: list[str], position: int, parent: int, findings: Findings) -> None:
+    def _check_within(self, ids: list[str], position: int, parent: int, findings: Findings, severity: Severity) -> None:
         early_ns = self._starts[parent] - self._starts[position]
         late_ns = self._ends[position] - self._ends[parent]
         if early_ns > 0 or late_ns > 0:
             how = f"begins {early_ns} ns before" if early_ns > 0 else f"ends {late_ns} ns after"
             message = f"{self.describe(ids[position])} {how} its parent, {self.describe(ids[parent])}"
-            findings.add("child_outside_parent", message, [ids[position]])
+            findings.add("child_outside_parent", message, [ids[position]], severity)
 
     def _check_ops(self, span_id: str, position: int, findings: Findings) -> None:
         if self._op_ends[position] == _OPEN:

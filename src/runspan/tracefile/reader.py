@@ -120,7 +120,7 @@ class TraceReader:
 
     @property
     def skipped(self) -> int:
-        """How many lines (or damaged or missing parts) a lenient reader skipped."""
+        """How many lines (or damaged or missing parts) a lenient reader skipped, and ends whose start a tear lost."""
         return self._stream.skipped
 
     @property
