@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -167,6 +167,7 @@ class _Recovery:
                 continue
             if closed is not None:
                 self.closed.append(closed)
+                _remove_half_packed(trace)
 
     def export(self) -> ReplayReport | None:
         """Send the traces that were cut off, by this recovery or an earlier one."""
@@ -228,6 +229,15 @@ class _Recovery:
 
     def _warn(self, message: str) -> None:
         self.warnings.setdefault(message)
+
+
+def _remove_half_packed(trace: _OpenTrace) -> None:
+    """Remove what the killed process had begun to pack: the parts themselves are still there."""
+    for path in trace.path.parent.glob(".rank-*.jsonl.gz.tmp"):
+        name = TraceName.parse(path.name.removeprefix(".").removesuffix(".tmp"))
+        if name is not None and name.stem == trace.name.stem:
+            with suppress(OSError):
+                path.unlink()
 
 
 def _has_no_line(path: Path) -> bool:

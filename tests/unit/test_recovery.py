@@ -270,6 +270,16 @@ def test_captures_get_an_end_and_children_need_none(trace: Path, run_dir: Path) 
     assert whole_child.read_bytes() == untouched
 
 
+@pytest.mark.usefixtures("trace")
+def test_what_was_being_packed_is_removed(run_dir: Path) -> None:
+    """A kill while a part is packed leaves half of it under a temporary name, which goes; other traces' stay."""
+    own, other = run_dir / ".rank-00000.part-0001.jsonl.gz.tmp", run_dir / ".rank-00001.jsonl.gz.tmp"
+    own.touch()
+    other.touch()
+    assert _recover(run_dir).closed
+    assert (own.exists(), other.exists()) == (False, True)
+
+
 @pytest.mark.parametrize("torn", [b'{"kind":"metric","ke', b"\0" * 40])
 @pytest.mark.usefixtures("trace")
 def test_a_child_s_cut_record_is_cut_off(run_dir: Path, torn: bytes) -> None:
