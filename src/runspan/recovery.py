@@ -165,9 +165,9 @@ class _Recovery:
             except TraceFormatError as error:
                 self._warn(f"not recovered: {error}")
                 continue
+            _remove_half_packed(trace)
             if closed is not None:
                 self.closed.append(closed)
-                _remove_half_packed(trace)
 
     def export(self) -> ReplayReport | None:
         """Send the traces that were cut off, by this recovery or an earlier one."""

@@ -152,7 +152,10 @@ def test_processes_killed_at_random_moments_are_recovered(place: Workplace) -> N
         assert report.warnings == ()
         _check_whole(directory)
         after = _contents(directory)
+        assert not list(directory.rglob("*.tmp"))
         for name, data in before.items():
+            if name.endswith(".tmp"):
+                continue  # half of a part that is still there
             kept = data[: data.rfind(b"\n") + 1]
             assert after[name].startswith(kept), name
         assert (run.status, run.reason) == (RunStatus.FAILED, "interrupted")
