@@ -21,7 +21,7 @@ from runspan._run.failures import describe_error
 from runspan._run.progress import step_progress
 from runspan.config import TracingConfig
 from runspan.errors import ConfigError, GateError
-from runspan.gate.baseline import BOUNDS_PATH
+from runspan.gate.baseline import BOUNDS_PATH, Bound
 from runspan.gate.frame import Frame, VerdictKind
 from runspan.gate.hardware_checks import look_before
 from runspan.gate.hardware_probe import HardwareProbe
@@ -33,7 +33,7 @@ from runspan.run import start_run
 
 if TYPE_CHECKING:
     from runspan._bench.repository import GateFacts
-    from runspan.gate.baseline import Baseline, BaselineEntry, Benchmark, Bound
+    from runspan.gate.baseline import Baseline, BaselineEntry, Benchmark
     from runspan.gate.measuring import Report
     from runspan.run import Run
     from runspan.storage.base import ExperimentStorage
@@ -159,7 +159,7 @@ def run_benchmark(
     arguments = {**subject.params, **_given(url=request.url, model=request.model)}
     execution = Execution(benchmark, top, arguments, run)
     recorder.attach(run, execution.stop)
-    _measure(run, benchmark, execution, recorder, {} if entry is None else entry.bounds, show_progress=show_progress)
+    _measure(run, benchmark, execution, recorder, _bounds_of_a_run(entry), show_progress=show_progress)
     return _result(run, recorder, gate, _without_bounds(request, bounds, key, entry))
 
 
@@ -217,6 +217,14 @@ def _subject(request: BenchRequest, benchmark: Benchmark, declared: Baseline, ha
         serve_env={} if entry is None else entry.serve_env,
         source=request.source,
     )
+
+
+def _bounds_of_a_run(entry: BaselineEntry | None) -> dict[str, Bound]:
+    """Return what one run is held to; where an entry puts shards together, its bounds are those of the whole."""
+    if entry is None:
+        return {}
+    zero = {metric: Bound(min=0.0, max=0.0) for metric in entry.zero}
+    return zero if entry.aggregate else {**entry.bounds, **zero}
 
 
 def _given(**values: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 
 from runspan._git import Git
 from runspan.errors import GateError
-from runspan.gate import GateOutcome
+from runspan.gate import GateOutcome, Hardware
 from runspan.gate.closure import attest
 from runspan.gate.standing import dirty_performance_paths, load_rules
 from support.gate import TIME, a_record
@@ -245,6 +245,20 @@ def test_replaced_objects_and_grafts_are_not_believed(repository: GatedRepositor
     assert {result.benchmark_id for result in repository.check().results} == {"decode", "other"}
 
 
+def test_a_commit_graph_that_lies_is_not_believed(repository: GatedRepository) -> None:
+    """The file in which git keeps what commits say, for speed, is not asked what they say."""
+    before = repository.head
+    repository.measure()
+    repository.commit({"src/a.py": "a = 5\n"})
+    repository.git("commit-graph", "write", "--reachable")
+    graph = repository.top / ".git/objects/info/commit-graph"
+    then, now = (bytes.fromhex(repository.git("rev-parse", f"{commit}^{{tree}}")) for commit in (before, "HEAD"))
+    graph.chmod(0o644)
+    graph.write_bytes(graph.read_bytes().replace(then, now))
+    assert repository.git("diff", "--name-only", before, "HEAD") == ""
+    assert repository.outcome() is GateOutcome.MISSING
+
+
 def test_letters_of_another_case_are_no_other_path(repository: GatedRepository) -> None:
     """Code in a folder that some file systems do not tell from a performance path counts."""
     repository.measure()
@@ -296,6 +310,35 @@ def test_a_committed_failure_is_not_lost(repository: GatedRepository, how: str, 
     result = repository.result()
     assert result.outcome is GateOutcome.FAIL
     assert "2026-01-03.json (deleted or altered since it was committed)" in " ".join(result.problems)
+
+
+@pytest.mark.parametrize("how", ["assume-unchanged", "skip-worktree", "filter"])
+def test_a_failure_that_git_does_not_see_change_is_not_lost(repository: GatedRepository, how: str) -> None:
+    """Records that git was told not to look at, or to take for unchanged, are read all the same."""
+    failed = _fail_and_pass(repository)
+    if how == "filter":
+        repository.git("config", "filter.hide.clean", "git show HEAD:%f")
+        (repository.top / ".git/info").mkdir(exist_ok=True)
+        (repository.top / ".git/info/attributes").write_text("*.json filter=hide\n")
+        repository.rewrite(failed, recorded_at=0)
+        repository.git("add", str(failed))
+    else:
+        repository.git("update-index", f"--{how}", str(failed))
+        failed.unlink()
+    assert repository.git("status", "--porcelain") == ""
+    assert repository.outcome() is GateOutcome.FAIL
+
+
+def test_records_in_a_repository_of_their_own_are_none(repository: GatedRepository, tmp_path: Path) -> None:
+    """A submodule as a benchmark's folder has records that this repository's history does not tell of."""
+    inner = Repository.create(tmp_path / "inner")
+    inner.commit({"2026-01-02.json": a_record(repository.head[:10]).to_json()})
+    add = ("submodule", "add", "-q", str(inner.top), ".benchmarks/decode")
+    repository.git("-c", "protocol.file.allow=always", *add)
+    repository.commit()
+    result = repository.result()
+    assert result.outcome is GateOutcome.MISSING
+    assert "is a repository of its own" in " ".join(result.problems)
 
 
 def test_an_archived_failure_is_no_lost_one(repository: GatedRepository) -> None:
@@ -439,6 +482,33 @@ def test_changed_rules_invalidate_and_are_shown(repository: GatedRepository) -> 
     repository.measure("2026-01-03", recorded_at=TIME + 1)
     (repository.top / ".benchmarks/decode/2026-01-02.json").unlink()
     assert repository.check().rules_changes == report.rules_changes
+
+
+def test_an_entry_that_is_removed_for_one_machine_is_missed(repository: GatedRepository) -> None:
+    """A failure there cannot be left behind by moving to other hardware, unless the removal is allowed by name."""
+    repository.measure(metrics={"latency_ms": 99.0})
+    repository.commit({_BOUNDS_PATH: bounds_text(key="h200", bounds="{ latency_ms = { max = 999.0 } }")})
+    hardware = Hardware(gpu="NVIDIA H200", driver="550", source="nvml")
+    repository.measure("2026-01-03", recorded_at=TIME + 1, hardware=hardware)
+    result = repository.result()
+    assert result.outcome is GateOutcome.MISSING
+    assert "its entry for h100 (default) was removed from .benchmarks/bounds.toml" in result.problems[0]
+    assert repository.outcome(allow_removed=["decode"]) is GateOutcome.PASS
+    repository.measure("2026-01-04", recorded_at=TIME + 2, hardware=hardware, verdict="FAIL")
+    assert repository.outcome(allow_removed=["decode"]) is GateOutcome.FAIL
+
+
+@pytest.mark.parametrize(
+    ("metrics", "outcome"),
+    [({"drops": 0.0}, GateOutcome.PASS), ({"drops": 1.0}, GateOutcome.FAIL), ({}, GateOutcome.FAIL)],
+)
+def test_zero_metrics_are_zero_in_a_whole_too(
+    repository: GatedRepository, metrics: dict[str, float], outcome: GateOutcome
+) -> None:
+    """What must be zero is held to it also where nothing is put together from shards."""
+    repository.commit({_BOUNDS_PATH: bounds_text(more='zero = ["drops"]')})
+    repository.measure(metrics={"latency_ms": 1.0, **metrics})
+    assert repository.outcome() is outcome
 
 
 def test_dismissed_signers_do_not_count(repository: GatedRepository) -> None:

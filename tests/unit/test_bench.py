@@ -12,6 +12,7 @@ from runspan._git import GitError
 from runspan._run.gate import set_gate_values
 from runspan.bench import BenchOutcome, BenchRequest, BenchResult, UnfitMachineError, run_benchmark
 from runspan.errors import ConfigError, GateError
+from runspan.gate import GateOutcome, check
 from runspan.gate.frame import FrameStatus, VerdictKind
 from runspan.gate.hardware_probe import CpuState, GpuState, HardwareProbe, MachineState
 from runspan.gate.record import GateRecord
@@ -183,6 +184,21 @@ def test_a_gate_run_is_of_the_committed_declaration(repository: GateRepository, 
     repository.declare(_CALLABLE, _ENTRY, benchmark_id="new")
     with pytest.raises(GateError, match=r"'new' is not in HEAD:.benchmarks/bounds.toml: it declares speed"):
         _bench(repository, live, benchmark_id="new")
+
+
+def test_shards_are_measured_one_by_one_and_judged_as_a_whole(repository: GateRepository, live: LiveRuns) -> None:
+    """A part is held to what must be zero in it, the bounds are those of the sum, and the group passes the check."""
+    entry = 'status = "measured"\nzero = ["drops"]\naggregate = { tokens = "sum" }\nbounds = { tokens = { min = 3.0 } }'
+    body = 'return {"tokens": 2.0, "drops": float(params["drops"]), "shard.index": int(params["i"]), "shard.count": 2}'
+    _prepare(repository, body, 'callable = "speed:bench"', entry)
+    outcomes = [
+        _bench(repository, live, params={"i": index, "drops": drops}).outcome
+        for index, drops in (("0", "0"), ("1", "0"))
+    ]
+    assert outcomes == [BenchOutcome.PASS, BenchOutcome.PASS]
+    (result,) = check(repository.top, base="main").results
+    assert (result.outcome, result.problems) == (GateOutcome.PASS, ())
+    assert _bench(repository, live, params={"i": "1", "drops": "1"}).outcome is BenchOutcome.FAIL
 
 
 def test_a_record_that_cannot_be_written_is_no_verdict(repository: GateRepository, live: LiveRuns) -> None:

@@ -51,6 +51,14 @@ def test_no_metrics_fail_the_run(reports: list[Report]) -> None:
     assert (result.status, result.verdict) == (FrameStatus.FAILED, Verdict(VerdictKind.FAIL, "no metrics"))
 
 
+def test_a_metric_that_a_repeat_lacks_fails_the_run() -> None:
+    """The median of what is there is no measurement of all repeats: the metric is left out and named."""
+    result = judge([Report(metrics={"a": 1.0, "b": 1.0}), Report(metrics={"a": 1.0})], {})
+    assert result.status is FrameStatus.FAILED
+    assert result.verdict == Verdict(VerdictKind.FAIL, "b was measured in 1 of 2 repeats")
+    assert "b" not in result.metrics
+
+
 def test_repeats_of_different_data_fail_the_run() -> None:
     """A median over different data sets means nothing."""
     reports = [Report(metrics={"f1": 0.9}, dataset_fingerprint=name) for name in ("a", "b")]

@@ -109,7 +109,7 @@ def _run(
 ) -> None:
     """Run a benchmark as a Run: warm-ups, then repeats; their median is judged by the bounds at HEAD.
 
-    With --gate, whatever ends the run leaves a record: a crash, Ctrl-C and SIGTERM a failed one. SIGKILL leaves none.
+    With --gate, whatever ends the run leaves a record: a crash, Ctrl-C and SIGTERM and SIGKILL a failed one.
     A callable gets its parameters as keywords; a command as JSON in RUNSPAN_BENCH_PARAMS, and writes its result to the
     file that RUNSPAN_BENCH_OUT names.
     """

@@ -47,7 +47,7 @@ def check(
         benchmark_ids: which benchmarks; none: every one that has an entry here or at the merge base, or to which a
             record was added since.
         base: the revision that the work is to be merged into.
-        allow_removed: benchmarks whose entries may be gone.
+        allow_removed: benchmarks whose entries may be gone, all or some.
         allow_other_hardware: whether a record of a machine without an entry is judged by those of all others.
         now_unix_s: the wall time; None: the clock's.
         environ: the environment that git gets; None: the process's.
@@ -76,8 +76,9 @@ def check(
             for benchmark_id in dict.fromkeys(benchmark_ids)
         ]
         return GateReport(results=tuple(results), head=head, reason=reason)
+    lost_entries = base_baseline.removed_in(baseline)
     removed = base_baseline.benchmark_ids - baseline.benchmark_ids
-    if not_removed := sorted(set(allow_removed) - removed):
+    if not_removed := sorted(set(allow_removed) - lost_entries.keys()):
         raise GateError(
             f"--allow-removed {not_removed[0]}: the entries of this benchmark were not removed since {base}"
         )
@@ -86,7 +87,7 @@ def check(
     wanted = set(benchmark_ids) or baseline.benchmark_ids | removed | with_records
     judge = Judge(Standings(git, rules), baseline, keys, changes.added, allow_other_hardware=allow_other_hardware)
     results = []
-    for benchmark_id in sorted(wanted - set(allow_removed)):
+    for benchmark_id in sorted(wanted - (removed & set(allow_removed))):
         if benchmark_id in removed:
             problem = f"its entries were removed from {BOUNDS_PATH}: --allow-removed {benchmark_id} if that is meant"
             results.append(GateResult(benchmark_id=benchmark_id, outcome=GateOutcome.MISSING, problems=(problem,)))
@@ -94,6 +95,8 @@ def check(
             found = read_folder(root, benchmark_id, now_unix_s)
             gone = [candidate for candidate in changes.lost_failures if candidate.record.benchmark_id == benchmark_id]
             result = judge.judge(benchmark_id, found.also(gone))
+            if benchmark_id not in allow_removed:
+                result = _without_entries(result, lost_entries.get(benchmark_id, []))
             results.append(_warned(result, unwatched.get(benchmark_id, [])))
     return GateReport(
         results=tuple(results),
@@ -134,6 +137,15 @@ def trusted_signers(base: GateConfig, merge_base: GateConfig, head: GateConfig) 
     names itself.
     """
     return base.signers or merge_base.signers or head.signers
+
+
+def _without_entries(result: GateResult, lost: Sequence[str]) -> GateResult:
+    """Let no result pass while an entry is gone, by which another record might have been judged."""
+    if not lost:
+        return result
+    outcome = GateOutcome.MISSING if result.outcome is GateOutcome.PASS else result.outcome
+    problem = f"its entry for {', '.join(lost)} was removed from {BOUNDS_PATH}: --allow-removed {result.benchmark_id}"
+    return msgspec.structs.replace(result, outcome=outcome, problems=(*result.problems, f"{problem} if that is meant"))
 
 
 def _warned(result: GateResult, unwatched: Sequence[str]) -> GateResult:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runspan.errors import GateError
+from runspan.gate._uncommitted import uncommitted_paths
 from runspan.gate.record import GateRecord
 from runspan.gate.storing import FOLDER, record_folder
 
@@ -67,6 +68,8 @@ def read_folder(root: Path, benchmark_id: str, now_unix_s: float) -> Found:
     folder = record_folder(root, benchmark_id)
     if os.path.islink(folder):  # noqa: PTH114 - false where nothing is told; what it leads to would change unseen
         return Found([], [f"{FOLDER}/{benchmark_id} is a symbolic link: expected the folder itself"])
+    if os.path.lexists(folder / ".git"):  # nor are those of another repository this one's
+        return Found([], [f"{FOLDER}/{benchmark_id} is a repository of its own: expected a folder of this one"])
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208 - names
     except FileNotFoundError:
@@ -113,7 +116,7 @@ def record_changes(git: Git, merge_base: str) -> RecordChanges:
         GitError: git gives no answer.
     """
     head = git.files("HEAD", [FOLDER])
-    uncommitted = set(git.dirty_paths([FOLDER]))
+    uncommitted = set(uncommitted_paths(git, [FOLDER]))
     changed = set(git.changed_paths(merge_base)) | uncommitted
     present = {str(path.relative_to(git.top)) for path in git.top.glob(f"{FOLDER}/*/*.json")}
     added = frozenset(path for path in present if path in changed or path not in head)

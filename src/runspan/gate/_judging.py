@@ -36,14 +36,15 @@ _MAX_INVALIDATED = 3
 def check_record(record: GateRecord, baseline: Baseline) -> tuple[str, ...]:
     """Say what is wrong with a record by the entry of its hardware and model.
 
-    The entry must be there, measured, and have bounds, each of which holds; the run's recipe overrides must be the
-    pinned ones, no more and no fewer, and each pinned parameter must have its value.
+    The entry must be there, measured, and have bounds, each of which holds; its ``zero`` metrics must be 0; the run's
+    recipe overrides must be the pinned ones, no more and no fewer, and each pinned parameter must have its value.
     """
     key, model = record.hardware.gate_key, _model(record, baseline)
     entry = baseline.entry(key, model, record.benchmark_id)
     if entry is None:
         return (f"no entry for {record.benchmark_id!r} on hardware {key!r} with model {model!r}",)
-    return (*_entry_problems(entry), *_pin_problems(record, entry), *_bound_problems(_measure(record.metrics, entry)))
+    problems = [*_entry_problems(entry), *_pin_problems(record, entry), *_zero_problems(record.metrics, entry)]
+    return (*problems, *_bound_problems(_measure(record.metrics, entry)))
 
 
 class Judge:
@@ -139,7 +140,7 @@ class Judge:
             problems.append(f"the verdict is {record.verdict or 'missing'}: {record.verdict_reason}")
         if "shard.index" in record.metrics or "shard.count" in record.metrics:
             problems.append("it measured a shard, and the entry has no `aggregate` to put a whole together by")
-        problems += _bound_problems(metrics)
+        problems += [*_zero_problems(record.metrics, entry), *_bound_problems(metrics)]
         outcome = GateOutcome.FAIL if problems else GateOutcome.PASS
         return _result(candidate, outcome, [f"{candidate.path}: {problem}" for problem in problems], metrics=metrics)
 
@@ -266,6 +267,15 @@ def _pin_problems(record: GateRecord, entry: BaselineEntry) -> list[str]:
         if given != pinned:
             problems.append(f"parameter {name!r} is {'missing' if given is None else repr(given)}, pinned: {pinned!r}")
     return problems
+
+
+def _zero_problems(metrics: Mapping[str, float], entry: BaselineEntry) -> list[str]:
+    values = {metric: metrics.get(metric) for metric in entry.zero}
+    return [
+        f"{metric} is {'missing' if value is None else f'{value:g}'}, and must be 0"
+        for metric, value in values.items()
+        if value != 0
+    ]
 
 
 def _measure(metrics: Mapping[str, float], entry: BaselineEntry) -> tuple[MetricResult, ...]:

@@ -152,7 +152,7 @@ class BaselineEntry(_Table, frozen=True):
         serve_overrides: pinned recipe keys.
         serve_env: levers for the server.
         aggregate: how each metric is put together from shards; given, only a complete group of shards counts.
-        zero: metrics that must be zero in each shard.
+        zero: metrics that must be zero, of shards in each.
         bounds: by metric.
     """
 
@@ -194,6 +194,16 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(
             benchmark_id for models in self.entries.values() for entries in models.values() for benchmark_id in entries
         )
+
+    def removed_in(self, later: Baseline) -> dict[str, list[str]]:
+        """Return, by benchmark, the hardware and models whose entries a later version lacks."""
+        removed: dict[str, list[str]] = {}
+        for key, models in self.entries.items():
+            for model, entries in models.items():
+                for benchmark_id in entries:
+                    if later.entry(key, model, benchmark_id) is None:
+                        removed.setdefault(benchmark_id, []).append(f"{key} ({model})")
+        return removed
 
     def entry(self, hardware_key: str, model: str, benchmark_id: str) -> BaselineEntry | None:
         """Return a benchmark's entry; None when there is none."""

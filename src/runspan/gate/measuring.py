@@ -98,7 +98,7 @@ def judge(reports: Sequence[Report], bounds: Mapping[str, Bound]) -> Result:
 
     With several repeats metric ``m`` is their median, beside ``m.mad`` (the median of the absolute deviations from it),
     ``m.min``, ``m.max`` and ``m.n``. A non-finite value is left out and named, and is a failure, as are no metrics at
-    all and repeats that scored different data. Else a verdict of the benchmark's own stands, unless a bound is missed.
+    all, a metric that some repeats lack, and repeats that scored different data. Else a verdict of the benchmark's own stands, unless a bound is missed.
 
     Args:
         reports: one a repeat.
@@ -166,6 +166,8 @@ def _summarised(reports: Sequence[Report]) -> tuple[dict[str, float], list[str]]
         bad = [value for value in measured if not math.isfinite(value)]
         if bad:
             problems.append(f"{name} is {bad[0]}")
+        elif len(measured) < len(reports):
+            problems.append(f"{name} was measured in {len(measured)} of {len(reports)} repeats")
         elif len(reports) == 1:
             metrics[name] = measured[0]
         else:
