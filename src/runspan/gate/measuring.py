@@ -98,7 +98,8 @@ def judge(reports: Sequence[Report], bounds: Mapping[str, Bound]) -> Result:
 
     With several repeats metric ``m`` is their median, beside ``m.mad`` (the median of the absolute deviations from it),
     ``m.min``, ``m.max`` and ``m.n``. A non-finite value is left out and named, and is a failure, as are no metrics at
-    all, a metric that some repeats lack, and repeats that scored different data. Else a verdict of the benchmark's own stands, unless a bound is missed.
+    all, a metric that some repeats lack, and repeats that scored different data. Else a verdict of the benchmark's own
+    stands, unless a bound is missed.
 
     Args:
         reports: one a repeat.
