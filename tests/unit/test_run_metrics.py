@@ -461,8 +461,8 @@ def test_the_counter_moves_only_when_the_file_took_the_line(live: LiveRuns, monk
     assert run.metric_keys() == ["loss"]
     run.log_metric("loss", 2.0)
     assert _points(live, run) == [(0, 0.0), (1, 2.0)]
-    (dropped,) = events_of(live.lines(run), "dropped")
-    assert (dropped["signal"], dropped["reason"], dropped["count"]) == ("file", "ENOSPC", 3)
+    dropped = events_of(live.lines(run), "dropped", signal="file", reason="ENOSPC")
+    assert sum(line["count"] for line in dropped) == 3  # in one line, or two with a heartbeat's in between
 
 
 def test_without_a_file_values_are_accepted_when_queued(live: LiveRuns) -> None:
