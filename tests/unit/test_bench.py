@@ -296,6 +296,22 @@ def test_uncommitted_performance_paths_are_recorded(
     assert result.outcome is (BenchOutcome.FAIL if dirty else BenchOutcome.PASS)
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_uncommitted_benchmark_is_dirty(repository: GateRepository, live: LiveRuns, *, committed: bool) -> None:
+    """The benchmark's own file must be committed as it is run, though no rule names it as a performance path."""
+    repository.write(".benchmarks/config.toml", 'perf_paths = ["src"]\n')
+    repository.declare(_CALLABLE, _ENTRY)
+    if committed:
+        repository.write("speed.py", 'def bench(run, **params):\n    return {"ratio": 9.5}\n')
+    repository.commit()
+    repository.write("speed.py", 'def bench(run, **params):\n    return {"ratio": 0.5}\n')
+    result = _bench(repository, live)
+    assert result.outcome is BenchOutcome.FAIL
+    assert _record(result).dirty_paths == ["speed.py"]
+    repository.commit()
+    assert _bench(repository, live).outcome is BenchOutcome.PASS
+
+
 def test_a_gate_run_without_git_does_not_start(repository: GateRepository, live: LiveRuns) -> None:
     """Without a commit to name there is no record to make; training goes on without, a gate does not."""
     _prepare(repository, 'return {"ratio": 0.5}')

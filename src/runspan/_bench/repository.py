@@ -10,6 +10,8 @@ import msgspec
 
 from runspan._git import Git, GitError
 from runspan.errors import GateError
+from runspan.gate._sources import possible_sources
+from runspan.gate._uncommitted import uncommitted_paths
 from runspan.gate.baseline import BOUNDS_PATH, Baseline, GateConfig, parse_baseline
 from runspan.gate.closure import TargetClosure, attest
 from runspan.gate.standing import dirty_performance_paths, load_rules
@@ -26,7 +28,7 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         git_sha: the commit that is checked out, abbreviated.
-        dirty_paths: performance paths that are not what is committed.
+        dirty_paths: performance paths, and files that the benchmark is run from, that are not what is committed.
         config: the rules at HEAD.
         closure: what the code at HEAD compiles to, and its git objects.
         baseline: the entries at HEAD.
@@ -69,17 +71,21 @@ def gate_facts(top: Path, benchmark_id: str) -> GateFacts:
     """
     git = Git.at(top)
     config = load_rules(git)
+    baseline = _committed_baseline(git)
+    benchmark = baseline.benchmarks.get(benchmark_id)
+    sources = [] if benchmark is None else [path for path in possible_sources(benchmark) if (top / path).is_file()]
+    dirty = {*dirty_performance_paths(git, config), *uncommitted_paths(git, sources)}
     own_records = f"{FOLDER}/{benchmark_id}/"  # what the run is about to write
     return GateFacts(
         git_sha=git.short_sha(),
         dirty_paths=[
             os.fsencode(path).decode("utf-8", "backslashreplace")
-            for path in dirty_performance_paths(git, config)
+            for path in sorted(dirty)
             if not path.startswith(own_records)
         ],
         config=config,
         closure=attest(git, config),
-        baseline=_committed_baseline(git),
+        baseline=baseline,
     )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from runspan._git import Git
     from runspan.gate.baseline import Benchmark, GateConfig
 
-__all__ = ["unwatched_sources"]
+__all__ = ["possible_sources", "unwatched_sources"]
 
 #: Where a repository's modules lie.
 _ROOTS = ("", "src/")
@@ -27,7 +27,7 @@ def unwatched_sources(git: Git, rules: GateConfig, benchmarks: Mapping[str, Benc
     Raises:
         GitError: git gives no answer.
     """
-    named = {benchmark_id: list(_candidates(benchmark)) for benchmark_id, benchmark in benchmarks.items()}
+    named = {benchmark_id: possible_sources(benchmark) for benchmark_id, benchmark in benchmarks.items()}
     watched = [*rules.perf_paths, *rules.boundary_paths]
     paths = sorted({path for candidates in named.values() for path in candidates if not is_under(path, watched)})
     entries = git.entries("HEAD", paths)
@@ -35,8 +35,12 @@ def unwatched_sources(git: Git, rules: GateConfig, benchmarks: Mapping[str, Benc
     return {benchmark_id: sorted(files.intersection(candidates)) for benchmark_id, candidates in named.items()}
 
 
+def possible_sources(benchmark: Benchmark) -> list[str]:
+    """Return the paths of the files that a declaration may mean: a module, or arguments of a command."""
+    return sorted(set(_candidates(benchmark)))
+
+
 def _candidates(benchmark: Benchmark) -> Iterable[str]:
-    """Yield the paths that a declaration may mean: a module, or arguments of a command."""
     if benchmark.callable is not None:
         yield from _modules(benchmark.callable.partition(":")[0])
     command: Sequence[str] = benchmark.command or ()
