@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from runspan.gate._paths import is_under
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from runspan._git import Git
 
@@ -54,25 +55,27 @@ def follow_links(git: Git, revision: str, paths: Sequence[str], without: Sequenc
         links = {
             path: entry.oid for path, entry in files.items() if entry.mode == _LINK and not is_under(path, without)
         }
-        targets = git.blobs(links.values())
-        pending = []
-        for path, oid in links.items():
-            target = posixpath.normpath(posixpath.join(posixpath.dirname(path), os.fsdecode(targets[oid])))
-            if target.startswith("/") or not _OUTSIDE.isdisjoint(target.split("/")):
-                outside.append(path)
-                continue
-            for step in _steps(git, revision, target):
-                if not is_under(step, reached):
-                    reached.append(step)
-                    pending.append(step)
+        contents = git.blobs(links.values())
+        targets = {path: _target(path, os.fsdecode(contents[oid])) for path, oid in links.items()}
+        outside += [path for path, target in targets.items() if target is None]
+        new = {target for target in targets.values() if target is not None and not is_under(target, reached)}
+        pending = sorted(step for step in _steps(git, revision, new) if not is_under(step, reached))
+        reached += pending
     return Links(reached[len(paths) :], outside)
 
 
-def _steps(git: Git, revision: str, target: str) -> list[str]:
-    """Return a target, or what it is reached through: a folder that is itself a link, or a submodule."""
-    folders = [target]
-    while (parent := posixpath.dirname(folders[-1])) not in ("", "."):
-        folders.append(parent)
-    entries = git.entries(revision, folders)
-    through = [folder for folder in folders if folder in entries and entries[folder].mode in (_LINK, _SUBMODULE)]
-    return through or [target]
+def _target(link: str, text: str) -> str | None:
+    """Return the path that a link leads to; None: no commit of this repository can hold it."""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(link), text))
+    return None if target.startswith("/") or not _OUTSIDE.isdisjoint(target.split("/")) else target
+
+
+def _steps(git: Git, revision: str, targets: Collection[str]) -> set[str]:
+    """Return targets, or what they are reached through: folders that are links themselves, and submodules."""
+    folders = {target: [target, *map(str, PurePosixPath(target).parents[:-1])] for target in targets}
+    entries = git.entries(revision, sorted({folder for above in folders.values() for folder in above}))
+    steps = set()
+    for target, above in folders.items():
+        through = {folder for folder in above if folder in entries and entries[folder].mode in (_LINK, _SUBMODULE)}
+        steps |= through or {target}
+    return steps
