@@ -11,8 +11,9 @@ of their own, and plain functions::
 
     TracingConfig(alert_rules=("nonfinite_metric", LossSpike(ratio=5), too_slow))
 
-A rule is asked about once a second, on a thread of its own, and returns the alerts whose conditions hold. An alert goes
-out when its condition begins to hold, and again only after a look at which it did not. One that raises is logged once.
+Rules are asked about once a second, one after the other on a thread beside the training's, and return the alerts whose
+conditions hold. An alert goes out when its condition begins to hold, and again only after a look at which it did not. A
+rule that raises is logged once; while one does not return no other is asked, and a warning names it.
 """
 
 from __future__ import annotations
@@ -96,13 +97,16 @@ class AlertWatch:
         named = [BUILT_IN_RULES[rule] if isinstance(rule, str) else rule for rule in rules]
         self._watched = [_Watched(_name_of(rule), rule) for rule in named]
         self._fire = fire
+        #: The rule that is being asked, None between two looks.
+        self.asked: str | None = None
 
     def look(self, view: AlertView) -> None:
         """Ask every rule; a rule that raises is logged once, and its conditions stay as they were."""
         for watched in self._watched:
+            self.asked = watched.name
             try:
                 held = _answer(watched.rule(msgspec.structs.replace(view, active=watched.active)))
-            except Exception:
+            except BaseException:  # SystemExit would end this thread, and all watching with it
                 if not watched.has_failed:
                     logger.exception("alert rule %s failed; it goes on, and is not logged again", watched.name)
                 watched.has_failed = True
@@ -111,6 +115,7 @@ class AlertWatch:
             watched.active = frozenset(held)
             for alert in _few(begun):
                 self._fire(msgspec.structs.replace(alert, rule=watched.name))
+        self.asked = None
 
 
 def _name_of(rule: AlertRule) -> str:

@@ -269,6 +269,23 @@ def test_a_rule_that_raises_or_answers_nonsense_is_logged_once(answer: Any, capl
     ]
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_rule_that_would_end_the_program_ends_nothing(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """SystemExit and the like out of a rule are logged as any error of it, and the other rules go on."""
+    fired: list[Alert] = []
+
+    def leaves(_view: AlertView) -> None:
+        raise error
+
+    watch = AlertWatch([leaves, lambda view: Alert("fine", subject=str(view.steps))], fired.append)
+    for steps in range(3):
+        watch.look(AlertView(steps=steps))
+    assert len(fired) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "alert rule leaves failed; it goes on, and is not logged again"
+    ]
+
+
 def test_hundreds_of_conditions_at_once_are_few_alerts() -> None:
     """The first four go out, and one that names twenty of the others; none of them fires again."""
     watched = _Watched("nonfinite_metric")

@@ -43,8 +43,12 @@ _RATE_STEPS = 10
 _RATE_PERIODS = 60
 #: How long a loss counts as a late one.
 _LATELY_NS = 60 * _NS_PER_S
-#: How long the end of a run waits for its last look: only a user's rule that hangs takes as long.
+#: How long the end of a run waits for its last look, and which share of its bound that is at most: only a user's rule
+#: that hangs takes as long.
 _LAST_LOOK_S = 1.0
+_LAST_LOOK_SHARE = 0.5
+#: A look that has taken so long hangs.
+_HANGING_NS = 30 * _NS_PER_S
 
 
 class Alerting:
@@ -71,6 +75,7 @@ class Alerting:
         self._metrics: dict[str, tuple[int, int]] = {}
         self._disk: tuple[int, int] | None = None
         self._next_disk_look_ns = session.clock.monotonic_ns()
+        self._look_began_ns: int | None = None
         self._is_ending = threading.Event()
         self._has_ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -111,12 +116,27 @@ class Alerting:
             )
         )
 
-    def end(self) -> None:
-        """Look a last time, so that what a short run did is not missed, and end the thread."""
+    def end(self) -> float:
+        """Look a last time, so that what a short run did is not missed, and end the thread.
+
+        Returns:
+            The seconds that are left of ``shutdown_timeout_s``.
+        """
+        bound_s = self._session.spec.config.shutdown_timeout_s
+        began_s = time.monotonic()
         self._is_ending.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(min(_LAST_LOOK_S, self._session.spec.config.shutdown_timeout_s))
+            self._thread.join(min(_LAST_LOOK_S, _LAST_LOOK_SHARE * bound_s))
+            if self._thread.is_alive():
+                self._tell_of_hang()
         self._has_ended.set()
+        return max(0.0, bound_s - (time.monotonic() - began_s))
+
+    def check(self) -> None:
+        """Tell people of a rule that does not return, since the thread that asks it cannot."""
+        began_ns = self._look_began_ns
+        if began_ns is not None and self._session.clock.monotonic_ns() - began_ns >= _HANGING_NS:
+            self._tell_of_hang()
 
     def drain(self, deadline_monotonic_s: float) -> None:
         """Let the webhook post what waits, until a deadline of ``time.monotonic()``."""
@@ -133,11 +153,20 @@ class Alerting:
         while not is_last:
             is_last = self._is_ending.wait(pause_s(cpu_s))
             began_s = time.thread_time()
+            self._look_began_ns = self._session.clock.monotonic_ns()
             try:
                 self.look()
             except Exception as error:  # noqa: BLE001 - watching must not end, nor tell of it every second
                 self._session.notices.warn_once("alerts", f"a look at the run failed: {error!r}")
+            self._look_began_ns = None
             cpu_s = time.thread_time() - began_s
+
+    def _tell_of_hang(self) -> None:
+        rule = self._watch.asked
+        if rule is not None:
+            self._session.notices.warn_once(
+                "alert rule", f"alert rule {rule} does not return: no rule is asked until it does"
+            )
 
     def _fire(self, alert: Alert) -> None:
         if not self._has_ended.is_set():

@@ -141,14 +141,16 @@ class Finish:
     def _hand_over_failed_start(self, reason: str, error: BaseException) -> None:
         """Give storage and export what exists of a session that could not start."""
         session = self._session
+        bound_s = session.spec.config.shutdown_timeout_s
         if session.alerting is not None:
-            session.alerting.end()
+            bound_s = session.alerting.end()
+        deadline_s = time.monotonic() + bound_s
         otel = getattr(session, "otel", None)
         if otel is not None:
             otel.end(RunStatus.FAILED, reason, error, {}, {})
-            otel.drain()
+            otel.drain(bound_s)
         if session.alerting is not None:
-            session.alerting.drain(time.monotonic() + session.spec.config.shutdown_timeout_s)
+            session.alerting.drain(deadline_s)
         if session.heartbeat is not None:
             session.heartbeat.stop()
         consumer = session.consumer
@@ -192,13 +194,14 @@ class Finish:
             reason = f"finish({status})" if error is None else describe_error(error, session.spec.redactor)
         session.metrics.close()
         session.steps.close()
+        bound_s = session.spec.config.shutdown_timeout_s
         if session.alerting is not None:
-            session.alerting.end()
+            bound_s = session.alerting.end()
         try:
             if error is not None:
                 session.journal.exception(error)
             session.clock_watch.look()
-            self._hand_over(status, reason, error)
+            self._hand_over(status, reason, error, bound_s)
         except Exception:
             # The end of a run is no place to raise what only concerns its copies.
             logger.exception("run %s: the end of the run was not exported or stored", session.spec.run_id)
@@ -211,8 +214,8 @@ class Finish:
                 session.output.close()
         self._wait_for_storage()
 
-    def _hand_over(self, status: RunStatus, reason: str | None, error: BaseException | None) -> None:
-        """Give the last values to storage and export, and let the export drain."""
+    def _hand_over(self, status: RunStatus, reason: str | None, error: BaseException | None, bound_s: float) -> None:
+        """Give the last values to storage and export, and let the export and the alerts drain within a bound, in s."""
         session = self._session
         if session.heartbeat is not None:
             session.heartbeat.stop()
@@ -238,9 +241,9 @@ class Finish:
             record_golden_score(session)
         state.status = status
         # The webhook posts while the export drains: both together have the one bound.
-        deadline_s = time.monotonic() + session.spec.config.shutdown_timeout_s
+        deadline_s = time.monotonic() + bound_s
         session.otel.end(status, reason, error, summary, session.dropped())
-        session.otel.drain()
+        session.otel.drain(bound_s)
         if session.alerting is not None:
             session.alerting.drain(deadline_s)
 

@@ -225,11 +225,11 @@ class OtelSide:
             self._mark(self._run_span, status, error)
             self._run_span.end()
 
-    def drain(self) -> None:
-        """Export what is left, within ``shutdown_timeout_s``, and let go of the file."""
+    def drain(self, timeout_s: float) -> None:
+        """Export what is left, within so many seconds, and let go of the file."""
         self.processor.release()
         if self._pipeline is not None:
-            timeout_ns = int(self._session.spec.config.shutdown_timeout_s * 1e9)
+            timeout_ns = int(timeout_s * 1e9)
             self._pipeline.drain(SystemClock.monotonic_ns() + timeout_ns)
 
     def after_fork_in_child(self) -> None:

@@ -304,6 +304,8 @@ class Session:
     def _beaten(self, time_unix_nano: int) -> None:
         self.state.heartbeat_time_unix_nano = time_unix_nano
         self.clock_watch.look()
+        if self.alerting is not None:
+            self.alerting.check()
         if self.consumer is not None:
             counts = self.counts()
             self.consumer.submit(lambda storage: self.store.set_counts(storage, self.attempt, counts))
