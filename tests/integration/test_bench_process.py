@@ -12,7 +12,7 @@ from runspan.gate.frame import FrameStatus
 from runspan.gate.record import GateRecord
 from support.cli import clean_environ
 from support.gate_repository import GateRepository
-from support.otlp_receiver import until
+from support.otlp_receiver import OtlpReceiver, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,10 +38,10 @@ def _indented(text: str) -> str:
     return "".join(f"    {line}\n" for line in text.splitlines())
 
 
-def _interrupt(repository: GateRepository, tmp_path: Path, number: signal.Signals) -> int:
+def _interrupt(repository: GateRepository, tmp_path: Path, number: signal.Signals, **variables: str) -> int:
     """Start a gate run, send it a signal when its benchmark runs, and return its exit code."""
     started = tmp_path / "started"
-    environ = clean_environ(tmp_path / "root", STARTED=str(started), PYTHONDONTWRITEBYTECODE="1")
+    environ = clean_environ(tmp_path / "root", STARTED=str(started), PYTHONDONTWRITEBYTECODE="1", **variables)
     process = subprocess.Popen(
         [sys.executable, "-m", "runspan.cli", "bench", "run", "speed", "--gate"],
         cwd=repository.top,
@@ -88,3 +88,19 @@ def test_a_killed_gate_run_leaves_a_failed_record(repository: GateRepository, tm
     records = _records(repository)
     assert [(record.frame_status, record.verdict) for record in records] == [(FrameStatus.FAILED, "FAIL")]
     assert records[0].verdict_reason == "the run started, and was killed before it ended"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_cancelled_gate_run_is_a_gate_span_too(
+    number: signal.Signals, repository: GateRepository, tmp_path: Path
+) -> None:
+    """The trace and the collector have the result of a gate run that a signal ended."""
+    repository.declare('callable = "speed:bench"')
+    repository.commit()
+    with OtlpReceiver() as receiver:
+        endpoint = f"http://127.0.0.1:{receiver.port}"
+        _interrupt(repository, tmp_path, number, RUNSPAN_EXPORT_OTLP="1", RUNSPAN_OTLP_ENDPOINT=endpoint)
+        assert until(lambda: [span for span in receiver.spans if span.name == "gate"])
+        (span,) = [span for span in receiver.spans if span.name == "gate"]
+        assert span.attributes["runspan.gate.verdict"] == "Fail"
+        assert receiver.points_of("runspan.gate.passed")[-1].value == 0

@@ -124,10 +124,13 @@ class Recorder:
         """Take the result, and show a gate run's as a span while the run is open."""
         self.result = result
         if self._gate is not None:
-            verdict, sha = result.verdict, self._gate.git_sha
-            export_gate_span(
-                run, self._subject.benchmark_id, verdict=str(verdict.kind), reason=verdict.reason, git_sha=sha
-            )
+            self._export(run, result, self._gate)
+
+    def _export(self, run: Run, result: Result, gate: GateFacts) -> None:
+        verdict = result.verdict
+        export_gate_span(
+            run, self._subject.benchmark_id, verdict=str(verdict.kind), reason=verdict.reason, git_sha=gate.git_sha
+        )
 
     def _ended(self, run: Run, span: ReadableSpan, stop: Callable[[], None]) -> None:
         stop()
@@ -142,7 +145,14 @@ class Recorder:
             passed = result.status is FrameStatus.COMPLETED and result.verdict.kind is VerdictKind.PASS
             set_gate_values(run, self._subject.benchmark_id, result.metrics, passed=passed)
         self.frame = self._last_frame(result, self._probe.state())
-        record = self._run_record(run, self.frame)
+        try:
+            self._write(run, self.frame)
+        finally:  # last: the records must not hang on it
+            if self._gate is not None and self.result is None:
+                self._export(run, result, self._gate)
+
+    def _write(self, run: Run, frame: Frame) -> None:
+        record = self._run_record(run, frame)
         try:
             if run.directory is not None:
                 self.run_record = _write_new(RunDirectory(run.directory).gate, record)
