@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections import Counter
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from runspan.tracefile._tail import TailPosition
     from runspan.tracefile.events import Meta
 
-__all__ = ["KEPT_POINTS", "DirectoryFrames", "TakenPoints"]
+__all__ = ["KEPT_POINTS", "DirectoryFrames", "TakenPoints", "allow_many_files"]
 
 #: How many of a metric's newest points are kept to be asked for; with many metrics fewer, so that memory is bounded.
 KEPT_POINTS = 1_000
@@ -33,6 +35,23 @@ _MAX_SERIES = 10_000
 #: How many metrics and problems a frame has at most: it is to be sent once a second.
 _MAX_METRICS = 500
 _MAX_PROBLEMS = 5
+#: Files that a program wants to have open at once: one for each rank that runs, and connections.
+_WANTED_FILES = 65_536
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files as it may: it is often allowed fewer than a large run has ranks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(hard, _WANTED_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # some systems have another limit behind this one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _most_open_files() -> int:
+    """Return how many files stay open between two looks: half of what the process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (_WANTED_FILES if soft == resource.RLIM_INFINITY else soft) // 2
 
 
 class DirectoryFrames:
@@ -60,6 +79,7 @@ class DirectoryFrames:
         self._lock = threading.RLock()
         self._ranks: dict[int, RankTally] = {}
         self._traces: dict[tuple[int, int], TraceTally] = {}
+        self._is_gone = self._has_too_many_metrics = False
         if not self.directory.trace_files():
             raise TraceFormatError("no run directory: expected rank-*.jsonl files in it", path=str(directory))
 
@@ -72,7 +92,9 @@ class DirectoryFrames:
     def look(self) -> None:
         """Read what has been written since the last look."""
         with self._lock:
-            files = ((name, path) for name, path in self.directory.trace_files() if name.child is None)
+            files = [(name, path) for name, path in self.directory.trace_files() if name.child is None]
+            self._is_gone = not files
+            left_open, most_open = 0, _most_open_files()
             for (number, attempt), of_trace in groupby(files, key=lambda file: (file[0].rank, file[0].attempt)):
                 trace = self._traces.get((number, attempt))
                 if trace is None:
@@ -82,6 +104,9 @@ class DirectoryFrames:
                 for taken in trace.look(self._new_series):
                     if self._taken is not None:
                         self._taken(taken)
+                left_open += trace.tail.is_open
+                if left_open > most_open:  # its file is read from its beginning at the next look
+                    trace.tail.close()
 
     def positions(self) -> dict[tuple[int, int], TailPosition]:
         """Return how far the trace of each rank and attempt was read."""
@@ -125,7 +150,7 @@ class DirectoryFrames:
     def _frame(self) -> Frame:
         traces = [self._traces[key] for key in sorted(self._traces)]
         metas = [trace.tail.meta for trace in traces if trace.tail.meta is not None]
-        problems = sorted({trace.problem for trace in self._traces.values() if trace.problem is not None})
+        problems = self._problems()
         if not metas:
             first = problems[0] if problems else "the process ended, or has not come, to its first line"
             raise TraceFormatError(f"no trace can be read: {first}", path=str(self.directory.path))
@@ -151,6 +176,14 @@ class DirectoryFrames:
             problems=tuple(problems[:_MAX_PROBLEMS]),
         )
 
+    def _problems(self) -> list[str]:
+        found = sorted({trace.problem for trace in self._traces.values() if trace.problem is not None})
+        if self._has_too_many_metrics:
+            found.insert(0, f"the run has more than {_MAX_SERIES:,} metrics: the others are left out")
+        if self._is_gone:
+            found.insert(0, f"{self.directory.path}: the files of the run are gone")
+        return found
+
     def _metrics(self, numbers: Sequence[int]) -> tuple[FrameMetric, ...]:
         found: dict[str, tuple[int, SeriesTally]] = {}
         for number in numbers:
@@ -165,6 +198,7 @@ class DirectoryFrames:
     def _new_series(self) -> SeriesTally | None:
         known = sum(len(rank.series) for rank in self._ranks.values())
         if known >= _MAX_SERIES:
+            self._has_too_many_metrics = True
             return None
         return SeriesTally(KEPT_POINTS if known < _GENEROUS_SERIES else SHOWN_POINTS)
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
+import runspan
 from runspan.errors import RemoteError
 from runspan.frames import frame_of
 from runspan.records import RunStatus
-from runspan.rpc import ClientTls, ServerTls
+from runspan.rpc import ClientTls, ServerProcess, ServerTls, serve
 from runspan.rpc._pb import dashboard_pb2 as pb
 from runspan.tracefile.events import Metric, Metrics
 from runspan.tracefile.layout import RunDirectory
@@ -108,6 +111,26 @@ def test_a_subscriber_that_sleeps_does_not_keep_a_training(tmp_path: Path) -> No
     ended = wait_for(training)
     assert (ended.returncode, ended.stderr) == (3, "")
     channel.close()
+
+
+def test_leaving_the_block_of_a_served_run_is_bounded(served: Served, tmp_path: Path) -> None:
+    """A subscriber that never reads, or a server process that is stopped, takes shutdown_timeout_s at most."""
+    config = runspan.TracingConfig(trace_dir=tmp_path, shutdown_timeout_s=0.5, alert_rules=())
+    with runspan.start_run("exp", storage=runspan.InMemoryStorage(), config=config) as run:
+        for number in (None, signal.SIGSTOP):
+            server = serve(run, "127.0.0.1:0", interval_s=0.05)
+            assert isinstance(server, ServerProcess)
+            with server:
+                channel = served.channel(server, *SLEEPY)
+                asleep = call(channel, "Subscribe", pb.SubscribeRequest(from_start=True))
+                next(asleep)
+                for _ in range(20_000):
+                    run.log_metric("k" * 300, 0.5)
+                if number is not None:
+                    os.kill(server._process.pid, number)
+                began_s = time.monotonic()
+            assert time.monotonic() - began_s < 0.5 + 0.2
+            assert server.wait(0.0)
 
 
 def test_the_server_of_a_killed_training_goes_with_it(served: Served, tmp_path: Path) -> None:
@@ -272,6 +295,11 @@ def test_what_is_no_dashboard_is_named(served: Served) -> None:
     """Nobody there, a name that does not resolve, another gRPC service, and one that never answers: a line for each."""
     assert "refused" in failure_of(served, "127.0.0.1:1")
     assert "cannot reach a dashboard at name.invalid:1" in failure_of(served, "name.invalid:1")
+    # These are names of hosts here, and not the schemes that grpc knows by them.
+    for host in ("dns", "unix", "ipv4"):
+        message = failure_of(served, f"{host}:1")
+        assert f"cannot reach a dashboard at {host}:1" in message
+        assert "resol" in message
     with OtlpReceiver("grpc") as other:
         assert "shows no runspan dashboard" in failure_of(served, f"127.0.0.1:{other.port}")
     with BlackHole() as silent:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import math
+import resource
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from runspan.directory_frames import DirectoryFrames
+from runspan import directory_frames
+from runspan.directory_frames import DirectoryFrames, allow_many_files
 from runspan.errors import TraceFormatError
 from runspan.frames import INTERRUPTED, SHOWN_POINTS, FrameSource, frame_of
 from runspan.records import AlertLevel, ResourceSnapshot, Trend
@@ -231,3 +233,61 @@ def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rank-00000.jsonl").write_bytes(b"")
     with pytest.raises(TraceFormatError, match="no trace can be read"):
         frame_of(tmp_path)
+
+
+def test_more_ranks_than_files_may_be_open_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fewer files may be open than there are ranks, the rest are read anew, and nothing is counted twice."""
+    monkeypatch.setattr(directory_frames, "_most_open_files", lambda: 2)
+    for rank in range(5):
+        write_lines(tmp_path / f"rank-{rank:05d}.jsonl", [alone(rank, world_size=5), step(0, 1), make_metric(0)])
+    frames = DirectoryFrames(tmp_path, clock=FixedClock(2))
+    frames.frame()
+    assert sum(trace.tail.is_open for trace in frames._traces.values()) == 2
+    for rank in range(5):
+        with (tmp_path / f"rank-{rank:05d}.jsonl").open("ab") as file:
+            file.write(encode(step(1, 1.5)))
+    frame = frames.frame()
+    frames.close()
+    assert [rank.steps for rank in frame.ranks] == [2] * 5
+    assert [metric.count for metric in frame.metrics] == [1]
+    assert frame == frame_of(tmp_path, clock=FixedClock(2))
+
+
+def test_many_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's own limit is raised as far as the system lets it, and never beyond, nor lowered."""
+    asked: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda what, limits: asked.append((what, limits)))
+    for soft, hard, wanted in [
+        (256, resource.RLIM_INFINITY, 65_536),
+        (1_024, 4_096, 4_096),
+        (4_096, 4_096, None),
+        (100_000, 500_000, None),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+    ]:
+        asked.clear()
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=(soft, hard): limits)
+        allow_many_files()
+        assert asked == ([] if wanted is None else [(resource.RLIMIT_NOFILE, (wanted, hard))])
+
+
+def test_a_run_that_was_deleted_while_it_is_watched_is_told(tmp_path: Path) -> None:
+    """The last frame stays, and says that the files are gone."""
+    path = tmp_path / "rank-00000.jsonl"
+    write_lines(path, [alone(), step(0, 1), make_metric(0)])
+    frames = DirectoryFrames(tmp_path, clock=FixedClock(2))
+    assert frames.frame().problems == ()
+    path.unlink()
+    frame = frames.frame()
+    frames.close()
+    assert frame.problems == (f"{tmp_path}: the files of the run are gone",)
+    assert [metric.key for metric in frame.metrics] == ["loss"]
+
+
+def test_metrics_beyond_what_is_kept_are_told(tmp_path: Path) -> None:
+    """With more than 10,000 metrics the first ones are shown, and a line says that there are more."""
+    values = {f"m{index}": 1.0 for index in range(10_001)}
+    line = Metrics(values=values, steps=dict.fromkeys(values, 0), time_unix_nano=START_UNIX_NANO)
+    write_lines(tmp_path / "rank-00000.jsonl", [alone(), line])
+    frame = frame_of(tmp_path, clock=FixedClock(1))
+    assert len(frame.metrics) + frame.metrics_left_out == 10_000
+    assert frame.problems == ("the run has more than 10,000 metrics: the others are left out",)

@@ -112,5 +112,5 @@ def test_files_that_are_no_certificate_are_refused(tmp_path: Path) -> None:
     """A key and certificate that are no PEM do not start a server that nobody could use."""
     file = tmp_path / "file.pem"
     file.write_text("no certificate")
-    with pytest.raises(ConfigError, match="TLS certificate and key"):
+    with pytest.raises(ConfigError, match="TLS files are no PEM"):
         serve(InMemoryStorage(), "127.0.0.1:0", tls=ServerTls(file, file))

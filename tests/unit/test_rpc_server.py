@@ -311,6 +311,20 @@ def test_a_foreign_resume_token_is_refused(served: Served, tmp_path: Path, token
 
 
 @pytest.mark.parametrize(
+    "source", ["9" * 5_000 + "/loss", "\u0663/loss", "0/", "loss", "-1/loss"], ids=lambda source: source[-8:]
+)
+def test_a_foreign_resume_token_of_a_stored_run_is_refused(served: Served, source: str) -> None:
+    """A position that names no rank and key, or a rank of thousands of digits, is the client's fault."""
+    server = served.serve(stored(points=3))
+    token = msgspec.json.encode({"run_id": "r", "cursor": {source: [0, 1, 1, "1.0"]}})
+    request = pb.SubscribeRequest(run_id="r", resume_token=token)
+    found, said = refusal(lambda: list(call(served.channel(server), "Subscribe", request)))
+    assert found is grpc.StatusCode.OUT_OF_RANGE
+    assert "no" in said
+    assert "resume token" in said
+
+
+@pytest.mark.parametrize(
     ("name", "asked", "code", "said"),
     [
         ("GetRecentMetrics", pb.GetRecentMetricsRequest(limit=10**9), grpc.StatusCode.INVALID_ARGUMENT, "0 to 1000"),

@@ -15,6 +15,7 @@ import typer
 from runspan.cli._options import EXIT_CODES
 from runspan.cli._output import say
 from runspan.cli._workspace import Workspace
+from runspan.directory_frames import allow_many_files
 from runspan.errors import ConfigError
 from runspan.tracefile.layout import RunDirectory
 
@@ -69,6 +70,7 @@ def _serve(
     """
     # grpc would write to stderr beside the one line that an error is; read when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    allow_many_files()
     with ExitStack() as opened:
         target, trace_dir, what = _target(source, opened)
         server = _started(

@@ -18,7 +18,7 @@ from runspan.cli._options import EXIT_CODES, DirOption, JsonOption, StorageOptio
 from runspan.cli._output import format_time, note, open_console, print_json, say
 from runspan.cli._watch_view import Page, frame_lines, status_line
 from runspan.cli._workspace import Workspace
-from runspan.directory_frames import DirectoryFrames
+from runspan.directory_frames import DirectoryFrames, allow_many_files
 from runspan.errors import ConfigError, RunspanError
 from runspan.records import RunStatus
 
@@ -131,6 +131,7 @@ def _source(target: str, run: str, tls_ca: Path | None, workspace: Workspace) ->
             f"run {found.run_id} has no files on this machine: watch it where it runs, or give the HOST:PORT of a"
             " `runspan serve` there"
         )
+    allow_many_files()
     return DirectoryFrames(found.directory)
 
 

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import msgspec
 
+from runspan.directory_frames import allow_many_files
 from runspan.errors import ConfigError, RunspanError
 from runspan.rpc._address import ServerTls
 
@@ -63,14 +64,18 @@ class _Answer(msgspec.Struct, frozen=True):
 class ServerProcess:
     """A server that answers from a process of its own until it is closed.
 
+    Leaving its ``with`` block holds a training up no longer than ``patience_s``: what is not through then is killed.
+
     Args:
         options: what it serves.
+        patience_s: how long leaving the block may take.
 
     Raises:
         ConfigError: it cannot serve; the message says why.
     """
 
-    def __init__(self, options: ProcessOptions) -> None:
+    def __init__(self, options: ProcessOptions, *, patience_s: float) -> None:
+        self._patience_s = patience_s
         self._pid = os.getpid()
         self._closing = threading.Lock()
         # Nothing of this process's output stays open in it: who waits for the end of that waits for this one alone.
@@ -84,7 +89,7 @@ class ServerProcess:
         try:
             self.address = self._begun(options)
         except BaseException:
-            self._end(0.0)
+            self._end(0.0, _KILL_AFTER_S)
             raise
         atexit.register(self._at_exit)
 
@@ -92,15 +97,18 @@ class ServerProcess:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.close()
+        self._close(self._patience_s, self._patience_s)
 
     def close(self, drain_s: float = 5.0) -> None:
         """Shut down, see :meth:`runspan.rpc.DashboardServer.close`."""
+        self._close(drain_s, drain_s + _KILL_AFTER_S)
+
+    def _close(self, drain_s: float, kill_after_s: float) -> None:
         if os.getpid() != self._pid:
             return
         with self._closing:
             if self._process.poll() is None or not _input_of(self._process).closed:
-                self._end(drain_s)
+                self._end(drain_s, kill_after_s)
         atexit.unregister(self._at_exit)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -127,12 +135,12 @@ class ServerProcess:
             raise ConfigError(answer.error or "the dashboard's server process cannot serve")
         return answer.address
 
-    def _end(self, drain_s: float) -> None:
+    def _end(self, drain_s: float, kill_after_s: float) -> None:
         with suppress(OSError, ValueError):
             _input_of(self._process).write(b"%f\n" % drain_s)
             _input_of(self._process).close()
         try:
-            self._process.wait(drain_s + _KILL_AFTER_S)
+            self._process.wait(kill_after_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -158,6 +166,7 @@ def main() -> None:
     from runspan.rpc.server import serve  # noqa: PLC0415 - it starts this module
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training, which then closes this
+    allow_many_files()
     parent = os.getppid()
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProcessOptions)
     tls = None if options.tls is None else ServerTls(*options.tls)

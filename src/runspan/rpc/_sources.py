@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runspan.run import Run
     from runspan.storage.base import ExperimentStorage
 
-__all__ = ["Runs", "ServedRun", "live_directory", "runs_of"]
+__all__ = ["Runs", "ServedRun", "live_run", "runs_of"]
 
 #: Runs of a storage that are kept open while nobody subscribes to them.
 _MAX_IDLE_RUNS = 8
@@ -68,11 +68,11 @@ class Runs(Protocol):
         """Close what is open."""
 
 
-def live_directory(target: object) -> Path | None:
-    """Return the directory of a live run; None for all else, and for a run without files."""
+def live_run(target: object) -> Run | None:
+    """Return a live run that has files; None for all else."""
     from runspan.run import Run  # noqa: PLC0415 - whoever serves a directory needs no Run
 
-    return target.directory if isinstance(target, Run) else None
+    return target if isinstance(target, Run) and target.directory is not None else None
 
 
 def runs_of(target: object, *, trace_dir: Path | None, interval_s: float) -> Runs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ __all__ = ["MAX_STORED_RANKS", "StorageFeed"]
 
 #: Ranks beyond these are not looked for in storage, where each costs a query a second.
 MAX_STORED_RANKS = 16
+_SOURCE = re.compile(r"(\d{1,9})/(.+)", re.ASCII | re.DOTALL)
 #: Times that a subscriber tries to be as far as the feed, while points come in.
 _MAX_TRIES = 50
 
@@ -120,12 +122,12 @@ def _known(cursor: Cursor) -> dict[int, dict[str, MetricPoint]]:
     """
     known: dict[int, dict[str, MetricPoint]] = {}
     for source, value in cursor.items():
-        rank, _, key = source.partition("/")
-        last = _last(value)
-        if not rank.isdecimal() or not key or last is None:
+        found, last = _SOURCE.fullmatch(source), _last(value)
+        if found is None or last is None:
             raise LostPositionError("the resume token is not of a stored run")
-        point = MetricPoint(key, last.step, float(last.value), last.time_unix_nano, int(rank), last.attempt)
-        known.setdefault(int(rank), {})[key] = point
+        rank, key = int(found[1]), found[2]
+        point = MetricPoint(key, last.step, float(last.value), last.time_unix_nano, rank, last.attempt)
+        known.setdefault(rank, {})[key] = point
     return known
 
 

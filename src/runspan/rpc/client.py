@@ -99,10 +99,12 @@ class RemoteDashboard:
         self._timeout_s = timeout_s
         token = checked_token(token)
         self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        # Written out, since grpc takes a host named `dns` or `unix` for a scheme of its own.
+        where = f"dns:///{self._address}"
         if tls is None:
-            self._channel = grpc.insecure_channel(self._address, options=_OPTIONS)
+            self._channel = grpc.insecure_channel(where, options=_OPTIONS)
         else:
-            self._channel = grpc.secure_channel(self._address, tls.credentials(), options=_OPTIONS)
+            self._channel = grpc.secure_channel(where, tls.credentials(), options=_OPTIONS)
         self._methods = {name: self._method(name) for name in _SERVICE.methods_by_name}
 
     def __enter__(self) -> Self:

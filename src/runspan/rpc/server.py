@@ -16,7 +16,7 @@ from runspan.rpc._address import DEFAULT_ADDRESS, MAX_MESSAGE_BYTES, Address, ch
 from runspan.rpc._guard import MAX_OTHER_CALLS, DaemonExecutor, Guard, Reaper
 from runspan.rpc._process import ProcessOptions, ServerProcess
 from runspan.rpc._servicer import SERVICE, SUBSCRIBE, Servicer
-from runspan.rpc._sources import live_directory, runs_of
+from runspan.rpc._sources import live_run, runs_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,8 @@ def serve(
     """Serve a live run, the runs of a storage, or a run directory over gRPC.
 
     A live run is served from a process of its own, which reads its files: the training's interpreter has no part in it,
-    and may fork. All else, and a run without files, is served by threads of this process.
+    and may fork; leaving its ``with`` block takes at most the run's ``shutdown_timeout_s``. All else, and a run without
+    files, is served by threads of this process.
 
     Args:
         target: what is shown. Of a run with files and of a run directory all ranks are.
@@ -91,33 +92,37 @@ def serve(
     if not interval_s > 0:
         raise ConfigError(f"interval_s={interval_s} cannot be used: it takes seconds above 0")
     token = checked_token(token)
-    if not where.is_loopback() and tls is None:
-        if token is None:
-            raise ConfigError(
-                f"{where} is reached from beyond this machine: give a TLS certificate and key, or a token, or serve on"
-                " 127.0.0.1"
-            )
-        _LOGGER.warning("serving on %s without TLS: token and metrics can be read on the way", where)
+    is_readable = not where.is_loopback() and tls is None
+    if is_readable and token is None:
+        raise ConfigError(
+            f"{where} is reached from beyond this machine: give a TLS certificate and key, or a token, or serve on"
+            " 127.0.0.1"
+        )
     _extras()
-    directory = live_directory(target)
-    if directory is not None:
-        paths = None if tls is None else tls.paths()
-        return ServerProcess(
+    run = live_run(target)
+    server: DashboardServer | ServerProcess
+    if run is not None:
+        server = ServerProcess(
             ProcessOptions(
-                directory=str(directory),
+                directory=str(run.directory),
                 address=str(where),
                 token=token,
-                tls=paths,
+                tls=None if tls is None else tls.paths(),
                 max_subscribers=max_subscribers,
                 interval_s=interval_s,
-            )
+            ),
+            patience_s=run.tracing_config.shutdown_timeout_s,
         )
-    runs = runs_of(target, trace_dir=trace_dir, interval_s=interval_s)
-    try:
-        return DashboardServer(runs, where, token=token, tls=tls, max_subscribers=max_subscribers)
-    except BaseException:
-        runs.close()
-        raise
+    else:
+        runs = runs_of(target, trace_dir=trace_dir, interval_s=interval_s)
+        try:
+            server = DashboardServer(runs, where, token=token, tls=tls, max_subscribers=max_subscribers)
+        except BaseException:
+            runs.close()
+            raise
+    if is_readable:
+        _LOGGER.warning("serving on %s without TLS: token and metrics can be read on the way", server.address)
+    return server
 
 
 class DashboardServer:
@@ -212,7 +217,7 @@ class DashboardServer:
                 port = self._server.add_secure_port(str(address), tls.credentials())
         except RuntimeError as error:
             self._reaper.close()
-            files = "" if tls is None else ", or the TLS certificate and key are none, or no pair"
+            files = "" if tls is None else ", or the TLS files are no PEM, or certificate and key no pair"
             raise ConfigError(
                 f"cannot serve on {address}: it is in use, or no address of this machine{files}; port 0 takes any free"
                 " port"

@@ -67,6 +67,11 @@ class TraceTail:
         self._part: Part | None = None
         self._decoder: LineDecoder = OwnDecoder()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a file is open."""
+        return self._part is not None
+
     def close(self) -> None:
         """Close the file that is open; the next look opens it again, and goes on where this one was."""
         if self._part is not None:
