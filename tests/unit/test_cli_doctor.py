@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import tomllib
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.cli import Answer, Cli, make_run, store
 from support.otlp_receiver import OtlpReceiver, refused_port
 
-if TYPE_CHECKING:
-    from pathlib import Path
+_PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 @pytest.fixture
@@ -34,6 +35,13 @@ def test_a_fresh_machine_has_no_problem(runspan: Cli) -> None:
     assert "will be created" in _found(answer, "storage")["found"]
     assert _found(answer, "otlp")["state"] == "note"
     assert not runspan.root.exists()
+
+
+def test_every_extra_is_looked_at(runspan: Cli) -> None:
+    """Doctor names each extra that the package has, but for that of its developers, installed or not."""
+    checked = {check["name"] for check in runspan("doctor", "--json").document if check["name"].startswith("extra ")}
+    extras = tomllib.loads(_PYPROJECT.read_text())["project"]["optional-dependencies"].keys() - {"dev"}
+    assert checked == {f"extra {extra}" for extra in extras}
 
 
 def test_the_storage_is_read_and_not_changed(runspan: Cli) -> None:

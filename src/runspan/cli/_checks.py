@@ -38,8 +38,13 @@ _EXTRAS = {
     "arrow": ("pyarrow",),
     "demo": ("numpy", "sklearn"),
     "gpu": ("pynvml",),
+    "nvtx": ("nvtx",),
     "pandas": ("pandas",),
     "postgres": ("psycopg",),
+    "recipes": ("yaml",),
+    "rpc": ("grpc_health", "grpc_reflection"),
+    "signing": ("cryptography",),
+    "sql": ("duckdb",),
 }
 
 

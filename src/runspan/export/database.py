@@ -257,7 +257,7 @@ def _duckdb() -> ModuleType:
     try:
         import duckdb  # noqa: PLC0415 - an optional dependency, and heavy
     except ImportError:
-        raise MissingExtraError("SQL over a run", "sql") from None
+        raise MissingExtraError("a query in SQL or an export to Parquet", "sql") from None
     return duckdb
 
 
