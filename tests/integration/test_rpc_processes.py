@@ -271,7 +271,7 @@ def test_bad_input_of_the_command_is_one_line(tmp_path: Path) -> None:
             (run, "--max-subscribers", "1000000000"): "1 to 1000",
             (run, "--tls-cert", "/no/file"): "go together",
             (run, "--token-file", "/no/file"): "cannot be read",
-            (str(tmp_path / "artifacts.db"),): "no experiment database",
+            (str(tmp_path / "artifacts.db"),): "give a run directory, a root folder or an experiment database",
         }
         for arguments, said in cases.items():
             answer = run_program(["serve", *arguments], environ)

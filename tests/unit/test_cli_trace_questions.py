@@ -277,11 +277,11 @@ def test_a_run_without_captures_answers_with_its_own_spans(runspan: Cli) -> None
 
 @pytest.mark.parametrize("kind", ["heaviest", "memory", "efficiency", "tensors", "gradients"])
 def test_what_was_not_recorded_is_unknown(runspan: Cli, kind: str) -> None:
-    """No row, a note that says unknown, and exit code 1."""
+    """No row, a note that says unknown and what records it, and exit code 1."""
     make_run(runspan.root, "run-a", events=span_events("run", None, 0, 10))
     answer = _query(runspan, kind)
     assert (answer.code, answer.out) == (1, "")
-    assert "unknown, not zero" in answer.err
+    assert "unknown, not zero; hooks tell `step.recorder` of it" in answer.err
 
 
 def test_a_graph_is_not_made_of_a_broken_capture(runspan: Cli) -> None:

@@ -106,6 +106,8 @@ def _target(source: str | None, opened: ExitStack) -> tuple[Any, Path | None, st
                 " experiments.db): give one of these, or a database"
             )
     else:
+        if source not in {None, "none"} and "://" not in source and not Path(source).expanduser().exists():
+            raise ConfigError(f"there is no {source}: give a run directory, a root folder or an experiment database")
         workspace = Workspace.resolve(source, None)
     storage = opened.enter_context(workspace.reading())
     if storage is None:

@@ -62,6 +62,15 @@ _OF_GRAPHS: dict[QueryKind, Callable[[Iterable[Graph]], Sequence[msgspec.Struct]
     QueryKind.GRADIENTS: _questions.find_gradients,
 }
 
+#: These come from calls of ``step.recorder``.
+_FROM_HOOKS = {
+    QueryKind.HEAVIEST,
+    QueryKind.MEMORY,
+    QueryKind.EFFICIENCY,
+    QueryKind.TENSORS,
+    QueryKind.GRADIENTS,
+}
+
 
 class _Timeline(msgspec.Struct, frozen=True):
     """The live logical memory of one capture by time."""
@@ -166,7 +175,8 @@ def _show(kind: QueryKind, answer: _Answer, limit: int | None, *, json: bool) ->
     if len(answer.rows) > len(shown):
         note(f"{len(shown)} of {counted(len(answer.rows), 'row')} shown: --limit shows more, --json all")
     if not answer.rows:
-        note(f"nothing was recorded that --kind {kind} is about: unknown, not zero")
+        hint = "; hooks tell `step.recorder` of it, in captured steps" if kind in _FROM_HOOKS else ""
+        note(f"nothing was recorded that --kind {kind} is about: unknown, not zero{hint}")
 
 
 def _show_stragglers(traces: Traces, limit: int | None, *, json: bool) -> bool:
