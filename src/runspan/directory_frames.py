@@ -35,6 +35,8 @@ _MAX_SERIES = 10_000
 #: How many metrics and problems a frame has at most: it is to be sent once a second.
 _MAX_METRICS = 500
 _MAX_PROBLEMS = 5
+#: No run has so many ranks or attempts: a file that is named like that is none of a rank's.
+_MAX_RANKS = 1_000_000_000
 #: Files that a program wants to have open at once: one for each rank that runs, and connections.
 _WANTED_FILES = 65_536
 
@@ -92,7 +94,11 @@ class DirectoryFrames:
     def look(self) -> None:
         """Read what has been written since the last look."""
         with self._lock:
-            files = [(name, path) for name, path in self.directory.trace_files() if name.child is None]
+            files = [
+                (name, path)
+                for name, path in self.directory.trace_files()
+                if name.child is None and name.rank < _MAX_RANKS and name.attempt < _MAX_RANKS
+            ]
             self._is_gone = not files
             left_open, most_open = 0, _most_open_files()
             for (number, attempt), of_trace in groupby(files, key=lambda file: (file[0].rank, file[0].attempt)):
@@ -118,7 +124,7 @@ class DirectoryFrames:
         with self._lock:
             ranks = [self._ranks[number].frame(self._clock) for number in sorted(self._ranks)]
             metas = [trace.tail.meta for trace in self._traces.values() if trace.tail.meta is not None]
-            return _status_of(ranks, max((meta.process.world_size for meta in metas), default=1))
+            return _status_of(ranks, _world_size(metas))
 
     def trace_folder(self, rank: int, attempt: int) -> Path | None:
         """Return where the files of an attempt's trace are; None when the last look saw none."""
@@ -212,8 +218,13 @@ def _identity(metas: Sequence[Meta]) -> RunIdentity:
         name=first.run_name,
         group=first.run_group,
         trace_id=first.trace_id,
-        world_size=max(meta.process.world_size for meta in metas),
+        world_size=_world_size(metas),
     )
+
+
+def _world_size(metas: Sequence[Meta]) -> int:
+    """Return the world size that the newest ranks know; at least 1, whatever a damaged file says."""
+    return max((meta.process.world_size for meta in metas if meta.process.world_size > 0), default=1)
 
 
 def _status_of(ranks: Sequence[FrameRank], world_size: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import resource
 from itertools import pairwise
@@ -15,7 +16,7 @@ from runspan import directory_frames
 from runspan.directory_frames import DirectoryFrames, allow_many_files
 from runspan.errors import TraceFormatError
 from runspan.frames import INTERRUPTED, SHOWN_POINTS, FrameSource, frame_of
-from runspan.records import AlertLevel, ResourceSnapshot, Trend
+from runspan.records import AlertLevel, ResourceSnapshot, RunStatus, Trend
 from runspan.tracefile.events import SCHEMA, Event, Metrics, Step, Usage, encode
 from runspan.tracefile.layout import TraceName
 from support.cli import make_step
@@ -291,3 +292,31 @@ def test_metrics_beyond_what_is_kept_are_told(tmp_path: Path) -> None:
     frame = frame_of(tmp_path, clock=FixedClock(1))
     assert len(frame.metrics) + frame.metrics_left_out == 10_000
     assert frame.problems == ("the run has more than 10,000 metrics: the others are left out",)
+
+
+@pytest.mark.parametrize("world_size", [0, -1, 2**63])
+def test_a_world_size_that_is_none_is_shown_all_the_same(tmp_path: Path, world_size: int) -> None:
+    """A damaged file's number of ranks keeps nobody from seeing the run."""
+    write_lines(tmp_path / "rank-00000.jsonl", [alone(world_size=world_size), make_metric(0), make_terminal()])
+    frame = frame_of(tmp_path, clock=FixedClock(1))
+    assert frame.run.world_size == max(1, world_size)
+    assert frame.status == (INTERRUPTED if world_size > 1 else RunStatus.SUCCESS)
+
+
+def test_a_trace_that_another_program_wrote_anew_is_shown(tmp_path: Path) -> None:
+    """Lines with other blanks and another order of their members have the same metrics and steps."""
+    events: list[TraceEvent] = [alone(), step(0, 1), make_metric(0), make_terminal()]
+    write_lines(tmp_path / "rank-00000.jsonl", events)
+    expected = frame_of(tmp_path, clock=FixedClock(2))
+    lines = [json.loads(line) for line in (tmp_path / "rank-00000.jsonl").read_text("utf-8").splitlines()]
+    anew = [json.dumps(dict(reversed(line.items()))) for line in lines]
+    (tmp_path / "rank-00000.jsonl").write_text("\n".join(anew) + "\n", encoding="utf-8")
+    assert expected.metrics
+    assert frame_of(tmp_path, clock=FixedClock(2)) == expected
+
+
+def test_a_file_that_is_named_like_a_rank_beyond_all_is_left_aside(tmp_path: Path) -> None:
+    """A rank of eleven digits is none, and the run is shown without it."""
+    for name in ("rank-00000.jsonl", "rank-99999999999.jsonl"):
+        write_lines(tmp_path / name, [alone(), make_metric(0)])
+    assert [rank.rank for rank in frame_of(tmp_path, clock=FixedClock(1)).ranks] == [0]

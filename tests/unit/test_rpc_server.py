@@ -20,6 +20,7 @@ from runspan.records import MetricPoint, RunStatus
 from runspan.rpc import ClientTls, DashboardServer, ServerTls, serve
 from runspan.rpc._pb import dashboard_pb2 as pb
 from runspan.storage.memory import InMemoryStorage
+from runspan.tracefile.events import Metrics
 from support.cli import cut_end, make_run, make_step
 from support.dashboards_served import SLEEPY, WAIT_S, Collected, Served, call, eventually
 from support.live import LiveRuns
@@ -505,3 +506,20 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str) 
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'runspan\[rpc\]'"):
         serve(stored())
+
+
+def test_numbers_beyond_what_the_wire_has_are_shown_at_its_limits(served: Served, tmp_path: Path) -> None:
+    """Steps and times of 64 bits without a sign, and more ranks than there can be, break no answer."""
+    most = 2**64 - 1
+    meta = make_meta()
+    meta = msgspec.structs.replace(meta, process=msgspec.structs.replace(meta.process, world_size=most))
+    line = Metrics(values={"loss": 1.0}, steps={"loss": most}, time_unix_nano=most)
+    write_lines(tmp_path / "rank-00000.jsonl", [meta, line])
+    dashboard = served.watch(served.serve(tmp_path))
+    frame = dashboard.frame()
+    assert frame.run.world_size == 2**32 - 1
+    assert [(point.step, point.time_unix_nano) for point in frame.metrics[0].points] == [(2**63 - 1, 2**63 - 1)]
+    assert len(dashboard.recent_metrics(10)["loss"].values) == 1
+    collected = Collected()
+    dashboard.subscribe(collected, from_start=True)
+    assert eventually(lambda: [point.step for point in collected.points] == [2**63 - 1])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from runspan.errors import RemoteError
 from runspan.frames import INTERRUPTED, Frame, FrameAlert, FrameMetric, FramePoint, FrameRank, RunIdentity
 from runspan.records import AlertLevel, MetricPoint, ResourceSnapshot, RunStatus, Trend
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 _INT64_MAX = 2**63 - 1
+_UINT32_MAX = 2**32 - 1
 _STATUSES = {
     str(RunStatus.PENDING): pb.RUN_STATUS_PENDING,
     str(RunStatus.RUNNING): pb.RUN_STATUS_RUNNING,
@@ -101,7 +104,10 @@ def to_points(messages: Iterable[pb.MetricPoint]) -> list[MetricPoint]:
 
 def to_series_points(points: Iterable[MetricPoint | FramePoint]) -> list[pb.SeriesPoint]:
     """Return the messages of the points of one series."""
-    return [pb.SeriesPoint(step=point.step, time_unix_nano=point.time_unix_nano, value=point.value) for point in points]
+    return [
+        pb.SeriesPoint(step=_int64(point.step), time_unix_nano=_int64(point.time_unix_nano), value=point.value)
+        for point in points
+    ]
 
 
 def from_usage(usage: ResourceSnapshot) -> pb.ResourceUsage:
@@ -209,9 +215,17 @@ def _message(message: _M, record: msgspec.Struct, fields: Sequence[str]) -> _M:
     for name in fields:
         value = getattr(record, name)
         if value is not None:
-            plain = _text(value) if isinstance(value, str) else _int64(value) if isinstance(value, int) else value
-            setattr(message, name, plain)
+            setattr(message, name, _plain(value, message.DESCRIPTOR.fields_by_name[name].type))
     return message
+
+
+def _plain(value: Any, field_type: int) -> Any:
+    """Return a value that a field of a protobuf type takes."""
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, int):
+        return max(0, min(value, _UINT32_MAX)) if field_type == FieldDescriptor.TYPE_UINT32 else _int64(value)
+    return value
 
 
 def _text(text: str) -> str:

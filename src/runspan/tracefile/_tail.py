@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TailPosition", "TraceTail"]
 
-#: How the lines begin that a display shows; the writer puts ``kind`` first. The others are not even decoded.
+#: How the lines begin that a display shows, as the writer writes them. Its others are not even decoded.
+_WRITTEN = b'{"kind":"'
 _SHOWN = tuple(f'{{"kind":"{kind}",'.encode() for kind in ("metric", "metrics", "step", "usage", "event", "terminal"))
 
 
@@ -125,7 +126,7 @@ class TraceTail:
         is_own = isinstance(self._decoder, OwnDecoder)
         events: list[TraceEvent] = []
         for line in lines:
-            if is_own and not line.startswith(_SHOWN):
+            if is_own and line.startswith(_WRITTEN) and not line.startswith(_SHOWN):
                 continue
             try:
                 event = self._decoder.decode(line)
