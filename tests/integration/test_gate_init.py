@@ -37,6 +37,16 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate
     sys.path[:] = [entry for entry in sys.path if entry != str(made.top)]
 
 
+def test_gate_init_outside_of_a_repository_says_where_to_run_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to write to: one line, and exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["gate", "init"]) == 2
+    assert "run it in the git repository whose benchmarks it is for" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_gate_init_writes_files_that_can_be_used_as_they_are(
     repository: GateRepository, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -131,7 +131,7 @@ def test_gate_baseline_prints_toml_for_people_and_json_for_machines(
     assert cli.main(["gate", "baseline", "speed", "--max", "ratio"]) == 0
     printed = capsys.readouterr()
     assert tomllib.loads(printed.out)["hardware"]["cpu-xeon-8480"]["default"]["benchmarks"]["speed"]["bounds"]
-    assert "17 more records bring it to 5%" in printed.err
+    assert "17 more records, one a commit and day, bring it to 5%" in printed.err
     assert cli.main(["gate", "baseline", "speed", "--max", "ratio", "--json"]) == 0
     assert '"false_alarm_rate": 0.333' in capsys.readouterr().out
     assert cli.main(["gate", "baseline", "speed", "--max", "ratio", "--min", "ratio"]) == 2

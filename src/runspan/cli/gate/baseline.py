@@ -65,5 +65,5 @@ def _baseline(
             if (lacking := wanted - len(entry.git_shas)) > 0:
                 note(
                     f"{entry.hardware_key}: the false-alarm rate is {entry.false_alarm_rate:.1%};"
-                    f" {lacking} more records bring it to {_USUAL_RATE:.0%}"
+                    f" {lacking} more records, one a commit and day, bring it to {_USUAL_RATE:.0%}"
                 )

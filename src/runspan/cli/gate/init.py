@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runspan._git import Git
+from runspan._git import Git, GitError
 from runspan.cli._output import clean, note, say
 from runspan.cli.gate._common import GATE_EXIT_CODES, failing_closed
 from runspan.errors import GateError
@@ -29,7 +29,10 @@ def _init() -> None:
     A file that is there stays as it is.
     """
     with failing_closed():
-        git = Git.around(Path.cwd())
+        try:
+            git = Git.around(Path.cwd())
+        except GitError as error:
+            raise GateError(f"{error}; run it in the git repository whose benchmarks it is for") from error
         perf_paths = _code_folders(git)
         for name, text in starting_files(perf_paths).items():
             path = git.top / name
