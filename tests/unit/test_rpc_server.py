@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import threading
+import time
+from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -14,10 +16,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from runspan.dashboard import DashboardSource
-from runspan.errors import ConfigError, MissingExtraError, RunNotFoundError, TraceFormatError
+from runspan.errors import ConfigError, MissingExtraError, RemoteError, RunNotFoundError, TraceFormatError
 from runspan.frames import FrameSource, frame_of
 from runspan.records import MetricPoint, RunStatus
-from runspan.rpc import ClientTls, DashboardServer, ServerTls, serve
+from runspan.rpc import ClientTls, DashboardServer, RemoteDashboard, ServerTls, serve
 from runspan.rpc._pb import dashboard_pb2 as pb
 from runspan.storage.memory import InMemoryStorage
 from runspan.tracefile.events import Metrics
@@ -431,6 +433,7 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(served: Served,
     assert "1 to 1000" in refuse({"max_subscribers": 0})
     assert "1 to 1000" in refuse({"max_subscribers": 10**9})
     assert "seconds above 0" in refuse({"interval_s": math.nan})
+    assert "at most 3,600" in refuse({"interval_s": math.inf})
     assert "16 or more" in refuse({"token": "short"})
     assert "16 or more" in refuse({"token": "with a space in between"})
     assert "int cannot be served" in refuse({}, target=3)
@@ -484,6 +487,7 @@ def test_bad_arguments_of_a_client_are_refused(served: Served, tmp_path: Path) -
     for options, said in (
         ({"rank": -1}, "ranks count from 0"),
         ({"timeout_s": 0.0}, "seconds above 0"),
+        ({"timeout_s": math.inf}, "at most 86,400"),
         ({"token": "short"}, "16 or more"),
         ({"tls": ClientTls(ca=tmp_path / "none")}, "cannot be read"),
         ({"tls": ClientTls(certificate=tmp_path / "none")}, "go together"),
@@ -523,3 +527,30 @@ def test_numbers_beyond_what_the_wire_has_are_shown_at_its_limits(served: Served
     collected = Collected()
     dashboard.subscribe(collected, from_start=True)
     assert eventually(lambda: [point.step for point in collected.points] == [2**63 - 1])
+
+
+def test_a_closed_client_says_so_at_once(served: Served, tmp_path: Path) -> None:
+    """Asking or subscribing after close is an error that says what to do, without waiting for an answer."""
+    dashboard = served.watch(served.serve(make_run(tmp_path, "r")))
+    dashboard.close()
+    began_s = time.monotonic()
+    with pytest.raises(RemoteError, match="closed"):
+        dashboard.frame()
+    with pytest.raises(RemoteError, match="closed: make another one"):
+        dashboard.subscribe(print)
+    assert time.monotonic() - began_s < 5
+
+
+def test_a_server_that_ends_a_subscription_without_a_word_is_told() -> None:
+    """A foreign server's empty stream is an error of its own, at once."""
+
+    class Silent(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
+        def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return grpc.unary_stream_rpc_method_handler(lambda _request, _context: iter(()), None, None)
+
+    server = grpc.server(futures.ThreadPoolExecutor(1), handlers=(Silent(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with RemoteDashboard(f"127.0.0.1:{port}") as dashboard, pytest.raises(RemoteError, match="without a word"):
+        dashboard.subscribe(print)
+    server.stop(None)

@@ -31,6 +31,7 @@ _LOGGER = logging.getLogger("runspan")
 _SERVICE = pb.DESCRIPTOR.services_by_name["DashboardService"]
 _MAX_RANK = 2**32 - 1
 _MAX_LIMIT = 2**32 - 1
+_LONGEST_TIMEOUT_S = 86_400
 #: Pauses between two attempts to come back: doubled each time, each up to half longer by chance.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 #: What a subscription does not get over by coming back.
@@ -86,8 +87,10 @@ class RemoteDashboard:
     ) -> None:
         if not 0 <= rank <= _MAX_RANK:
             raise ConfigError(f"rank={rank} cannot be used: ranks count from 0")
-        if not timeout_s > 0:
-            raise ConfigError(f"timeout_s={timeout_s} cannot be used: it takes seconds above 0")
+        if not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
+            raise ConfigError(
+                f"timeout_s={timeout_s} cannot be used: it takes seconds above 0, at most {_LONGEST_TIMEOUT_S:,}"
+            )
         self._address = str(Address.parse(address))
         self._tls_hint = (
             "it was asked in plain text: does it speak TLS?"
@@ -283,9 +286,11 @@ class _RemoteSubscription(Subscription):
                 if self.is_closed or self._is_over(error):
                     return
             except ValueError:  # the channel was closed
+                self._refuse("this RemoteDashboard is closed: make another one")
                 self.close()
                 return
             else:
+                self._refuse("the server has ended a subscription without a word")
                 self._pending.put(None)  # the run has ended: closed behind the points that wait
                 return
             if self.wait_closed(pause_s * random.uniform(1.0, 1.5)):  # noqa: S311 - no secret
@@ -313,6 +318,12 @@ class _RemoteSubscription(Subscription):
     def _forget_held(self) -> None:
         self._held.clear()
         self._held_dropped = 0
+
+    def _refuse(self, said: str) -> None:
+        """Tell who waits for the beginning that it does not come; nothing after that."""
+        if not self._began.is_set():
+            self._refusal = RemoteError(said)
+            self._began.set()
 
     def _is_over(self, error: grpc.RpcError) -> bool:
         """Whether coming back is no use; what can be told the caller is."""

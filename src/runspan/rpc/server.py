@@ -32,6 +32,7 @@ _LOGGER = logging.getLogger("runspan")
 
 DEFAULT_MAX_SUBSCRIBERS = 32
 _MAX_SUBSCRIBERS = 1_000
+_LONGEST_INTERVAL_S = 3_600
 #: Requests are small; a resume token has some bytes a rank.
 _MAX_REQUEST_BYTES = 1 << 20
 #: How long the subscribers of a server whose process ends may take for the last update.
@@ -89,8 +90,10 @@ def serve(
     where = Address.parse(address, may_be_any_port=True)
     if not 1 <= max_subscribers <= _MAX_SUBSCRIBERS:
         raise ConfigError(f"max_subscribers={max_subscribers} cannot be used: it takes 1 to {_MAX_SUBSCRIBERS}")
-    if not interval_s > 0:
-        raise ConfigError(f"interval_s={interval_s} cannot be used: it takes seconds above 0")
+    if not 0 < interval_s <= _LONGEST_INTERVAL_S:
+        raise ConfigError(
+            f"interval_s={interval_s} cannot be used: it takes seconds above 0, at most {_LONGEST_INTERVAL_S:,}"
+        )
     token = checked_token(token)
     is_readable = not where.is_loopback() and tls is None
     if is_readable and token is None:
