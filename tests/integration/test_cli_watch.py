@@ -193,6 +193,29 @@ def test_ctrl_c_on_a_line_that_takes_nothing_any_more(work: Workplace) -> None:
 
 
 @pytest.mark.usefixtures("training")
+def test_a_terminal_that_is_gone_is_one_line(work: Workplace) -> None:
+    """Where the terminal is closed and nobody sends SIGHUP, the watch ends with 2 and a line on stderr."""
+    leader, follower = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runspan.cli", "watch", "--interval", "0.1"],
+        env=work.environ(TERM="xterm-256color"),
+        cwd=work.folder,
+        stdin=follower,
+        stdout=follower,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    os.close(follower)
+    assert os.read(leader, 1) == b"\x1b"
+    os.close(leader)
+    _, said = process.communicate(timeout=_TIMEOUT_S)
+    assert process.returncode == 2
+    assert said.startswith("runspan: Input/output error")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.usefixtures("training")
 def test_a_window_that_changes_its_size(work: Workplace) -> None:
     """The signal alone redraws the view at the new size, without waiting for the next look."""
     with _Watch(work, "--interval", "3600") as watch:

@@ -84,7 +84,8 @@ class Screen:
             self._write(_LEAVE)
         finally:
             if self._modes is not None:
-                termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, self._modes)
+                with contextlib.suppress(termios.error):  # the terminal itself is gone
+                    termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, self._modes)
                 self._modes = None
 
     def size(self) -> tuple[int, int]:
