@@ -11,6 +11,7 @@ import runspan
 from runspan import ids
 from runspan.testing import FakeClock
 from runspan.tracefile import read_run
+from support.programs import events_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -234,6 +235,33 @@ def test_a_failed_step_is_captured_afterwards(live: LiveRuns) -> None:
     assert starts["step"]["attributes"]["runspan.step.captured_because"] == "failed"
     assert capture[-1]["outcome"] == "failed"
     assert capture[-1]["reason"] == "ValueError: boom"
+
+
+def test_a_phase_that_is_entered_twice_is_two_spans_afterwards(live: LiveRuns) -> None:
+    """The line of a failed step sums a phase up; its trace has each time that the phase was entered, in order."""
+    clock = FakeClock()
+    run = live.start(clock=clock, capture=_schedule(active=0))
+
+    def train() -> None:
+        with run.step():
+            for name, seconds in (("forward", 0.1), ("backward", 0.2), ("forward", 0.4)):
+                with run.phase(name):
+                    clock.advance(seconds)
+            raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        train()
+    (line,) = events_of(live.lines(run), "step")
+    assert line["phases"] == {"forward": 500_000_000, "backward": 200_000_000}
+    (capture,) = _captures(run).values()
+    names = {event["id"]: (event["name"], event["start_ns"]) for event in capture if event["kind"] == "span_start"}
+    spans = [(*names[event["id"]], event["duration_ns"]) for event in capture if event["kind"] == "span_end"]
+    assert spans == [
+        ("forward", 0, 100_000_000),
+        ("backward", 100_000_000, 200_000_000),
+        ("forward", 300_000_000, 400_000_000),
+        ("step", 0, 700_000_000),
+    ]
 
 
 def test_ranks_beyond_the_schedules_capture_nothing(live: LiveRuns) -> None:

@@ -11,7 +11,7 @@ from opentelemetry import trace
 from runspan._plain import text_of
 from runspan._run.checkpoints import CheckpointScope
 from runspan._run.progress import step_progress
-from runspan._run.steps import CapturedPhaseScope, PhaseScope, StepScope, active_step
+from runspan._run.steps import NO_RECORDER, CapturedPhaseScope, PhaseScope, StepScope, active_step
 from runspan.errors import InvalidStateError
 from runspan.records import AlertLevel
 from runspan.semconv import Attr, SpanName
@@ -189,13 +189,13 @@ class Recording:
     def recorder(self) -> EvidenceRecorder:
         """The recorder of the step that the calling context is inside of; it does nothing outside a captured step."""
         step = self._session.steps.active()
-        return StepScope.recorder if step is None else step.recorder
+        return NO_RECORDER if step is None else step.recorder
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Time a phase of the current step (forward, backward, …); outside a step a span of the file."""
         step = active_step.get()
         if step is not None and step.capture is None and step.made_by is self._session.steps and type(name) is str:
-            return PhaseScope(step, name)
+            return PhaseScope(step, name, step.monotonic_ns())
         return self._unusual_phase(name)
 
     def steps(self, iterable: Iterable[T], total: int | None = None, progress: bool | None = None) -> Iterator[T]:
@@ -220,8 +220,8 @@ class Recording:
         step = session.steps.active()
         if step is not None:
             if step.capture is None:
-                return PhaseScope(step, text)
-            return CapturedPhaseScope(step, text, step.capture.scope(text, {}))
+                return PhaseScope(step, text, step.monotonic_ns())
+            return CapturedPhaseScope(PhaseScope(step, text, step.monotonic_ns()), step.capture.scope(text, {}))
         return session.otel.hidden_scope(text, {}) if self._is_open("phase") else nullcontext(trace.INVALID_SPAN)
 
     def _long_span(self, name: str, attributes: dict[str, Any]) -> AbstractContextManager[trace.Span]:

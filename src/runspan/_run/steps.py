@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from itertools import count
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -12,11 +13,11 @@ from runspan._run.recorder import EvidenceRecorder
 from runspan._run.values import STEP_MAX, InvalidValueError, metric_step
 from runspan.errors import ConfigError, InvalidStateError
 from runspan.semconv import SpanName
-from runspan.tracefile.events import Step, encode, encode_plain, jsonable
+from runspan.tracefile.events import Step, encode, encode_lines, jsonable
 from runspan.tracefile.writer import ClosedWriter, NullWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
     from types import TracebackType
 
@@ -30,46 +31,53 @@ if TYPE_CHECKING:
     from runspan.telemetry.instruments import RunMetrics
     from runspan.tracefile.writer import TraceWriter
 
-__all__ = ["CapturedPhaseScope", "PhaseScope", "StepRecorder", "StepScope", "active_step"]
+__all__ = ["NONE_TOLD", "NO_RECORDER", "CapturedPhaseScope", "PhaseScope", "StepRecorder", "StepScope", "active_step"]
 
 T = TypeVar("T")
 
-_STEP_BITS = STEP_MAX.bit_length()
-
+#: How many samples and tokens a step has of which nobody told: this very 0, whose identity is quick to check.
+NONE_TOLD = 0
+#: The recorder of every step that is not captured.
+NO_RECORDER = EvidenceRecorder()
 #: The innermost step of the calling context, of whatever run.
 active_step: ContextVar[StepScope | None] = ContextVar("runspan_step", default=None)
 
 
-class StepScope:
+# The scopes are Structs because those are made in C: a step makes several.
+class StepScope(msgspec.Struct, eq=False, gc=False):
     """One training step as a context manager.
 
     ``samples`` and ``tokens`` may be set until the step ends, for loops that know them late.
 
     Attributes:
-        recorder: records what a captured step holds beside its spans; does nothing on an uncaptured one.
         made_by: who made it.
+        monotonic_ns: reads the monotonic clock.
         step: the step's number, from 0.
         samples: how many samples it processed.
         tokens: how many tokens it processed.
+        phases: how long each phase took, by name, ns; one that was entered several times counts as a whole.
+        begins: when each began first, by name, monotonic ns.
+        repeats: name, beginning and duration of each further time that a phase was entered.
+        recorder: records what a captured step holds beside its spans; does nothing on an uncaptured one.
+        capture: the trace and file of its own that a captured step has.
+        data_ns: how long it has waited for its data.
+        total: how many steps the loop around it will make.
     """
 
-    # What most steps leave as it is stands on the class: a step must not pay for it.
-    #: The trace and file of its own that a captured step has.
+    made_by: StepRecorder
+    monotonic_ns: Callable[[], int]
+    step: int
+    samples: int
+    tokens: int
+    phases: dict[str, int] = {}
+    begins: dict[str, int] = {}
+    repeats: list[tuple[str, int, int]] = []
+    recorder: EvidenceRecorder = NO_RECORDER
     capture: Capture | None = None
-    recorder = EvidenceRecorder()
     data_ns: int | None = None
     total: int | None = None
-    _began_ns = -1
+    _began_ns: int = -1
     _outer: StepScope | None = None
-
-    def __init__(self, made_by: StepRecorder, step: int, samples: int, tokens: int) -> None:
-        self.made_by = made_by
-        self.monotonic_ns = made_by.monotonic_ns
-        self.step = step
-        self.samples = samples
-        self.tokens = tokens
-        #: Name, beginning and duration of each phase that is over, ns.
-        self.phases: list[tuple[str, int, int]] = []
 
     def __enter__(self) -> StepScope:  # noqa: PYI034 - the class is final in fact
         self._outer = active_step.get()
@@ -80,15 +88,84 @@ class StepScope:
             self._began_ns = self.monotonic_ns()
         return self
 
-    def __exit__(
+    def __exit__(  # noqa: C901 - a call more costs what it tidies
         self,
         exception_type: type[BaseException] | None,
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        duration_ns = self.monotonic_ns() - self._began_ns
+        """Write the step's line, count it, and end or make its capture: the hot path, all in one call."""
+        began_ns, made_by = self._began_ns, self.made_by
+        duration_ns = self.monotonic_ns() - began_ns
         active_step.set(self._outer)
-        self.made_by.record(self, self._began_ns, duration_ns, None if exception_type is GeneratorExit else exception)
+        captures, metrics, captured = made_by.captures, made_by.metrics, None
+        if captures is not None:
+            if duration_ns > captures.slow_above_ns or exception is not None or self.capture is not None:
+                error = None if exception_type is GeneratorExit else exception
+                captured = self._end_capture(captures, began_ns, duration_ns, error)
+            if not metrics.steps & 3:  # every fourth step says as much of what is usual
+                captures.sample(duration_ns)
+        time_unix_nano = made_by.time_ns()
+        number, phases, samples, tokens = self.step, self.phases, self.samples, self.tokens
+        if samples is NONE_TOLD and tokens is NONE_TOLD and self.data_ns is None and self.total is None:
+            event = Step(step=number, duration_ns=duration_ns, phases=phases or None, time_unix_nano=time_unix_nano)
+        else:
+            # The caller may have set them while the step ran.
+            samples, tokens = made_by.amount("samples", samples), made_by.amount("tokens", tokens)
+            event = Step(
+                step=number,
+                duration_ns=duration_ns,
+                data_ns=self.data_ns,
+                phases=phases or None,
+                samples=samples or None,
+                tokens=tokens or None,
+                total=self.total,
+                time_unix_nano=time_unix_nano,
+            )
+        try:
+            line = encode_lines((event,))
+        except (UnicodeEncodeError, TypeError):  # a phase's name with a lone surrogate, or one that is no string
+            named = {str(jsonable(name)): phase_ns for name, phase_ns in phases.items()}
+            line = encode(msgspec.structs.replace(event, phases=named))
+        writer = made_by.writer
+        with writer.lock:
+            if writer.append(line):
+                metrics.steps += 1
+                if samples or tokens:
+                    metrics.samples += samples
+                    metrics.tokens += tokens
+                metrics.last_step = number
+                metrics.last_step_time_unix_nano = time_unix_nano
+                if made_by.keeps_durations:
+                    if self.data_ns is not None:
+                        phases = {**phases, SpanName.DATA: self.data_ns}
+                    metrics.ended_steps.append((duration_ns, phases, captured))
+        if writer.deferred is not None:
+            writer.run_deferred()
+
+    def _end_capture(
+        self, captures: StepCaptures, began_ns: int, duration_ns: int, error: BaseException | None
+    ) -> SpanContext | None:
+        """End the step's capture, or make one of a slow or failed step; return the context of its ``step`` span."""
+        capture = self.capture
+        if capture is not None:
+            capture.leave()
+            capture.close(duration_ns, error)
+            return capture.context
+        if error is None and duration_ns <= captures.slow_above_ns:
+            return None  # a generator that was closed inside the step
+        phases = self.timed_phases()
+        if self.data_ns is not None:
+            phases = [(SpanName.DATA, began_ns, self.data_ns), *phases]
+        return captures.afterwards(self.step, began_ns, duration_ns, phases, error)
+
+    def timed_phases(self) -> list[tuple[str, int, int]]:
+        """Return name, beginning and duration of each time that a phase was entered, in the order of the beginnings."""
+        durations = dict(self.phases)
+        for name, _, repeat_ns in self.repeats:
+            durations[name] -= repeat_ns
+        timed = [(name, began_ns, durations[name]) for name, began_ns in self.begins.items()]
+        return sorted([*timed, *self.repeats], key=itemgetter(1))
 
     def begin_captured(self, capture: Capture | None) -> None:
         """Let the step be a captured one, from the capture's start on; None: it is not."""
@@ -105,17 +182,15 @@ class StepScope:
             self.capture.add_phase(SpanName.DATA, monotonic_ns, data_ns)
 
 
-class PhaseScope:
-    """A phase inside a step; its time is added to the step's line."""
+class PhaseScope(msgspec.Struct, eq=False, gc=False):
+    """A phase inside a step, from when it is made on; its time is added to the step's line."""
 
-    __slots__ = ("_began_ns", "_name", "_step")
+    _step: StepScope
+    _name: str
+    _began_ns: int
 
-    def __init__(self, step: StepScope, name: str) -> None:
-        self._step = step
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._began_ns = self._step.monotonic_ns()
+    #: Does nothing, in C.
+    __enter__ = object.__init__
 
     def __exit__(
         self,
@@ -123,28 +198,31 @@ class PhaseScope:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        step, began_ns = self._step, self._began_ns
-        step.phases.append((self._name, began_ns, step.monotonic_ns() - began_ns))
+        step, name, began_ns = self._step, self._name, self._began_ns
+        duration_ns, phases = step.monotonic_ns() - began_ns, step.phases
+        if name in phases:
+            phases[name] += duration_ns
+            step.repeats.append((name, began_ns, duration_ns))
+        else:
+            phases[name] = duration_ns
+            step.begins[name] = began_ns
 
 
-class CapturedPhaseScope(PhaseScope):
+class CapturedPhaseScope:
     """A phase inside a captured step: a span too.
 
     Args:
-        step: the step.
-        name: the phase's name.
+        phase: the phase.
         span: the span's scope.
     """
 
-    __slots__ = ("_span",)
-
-    def __init__(self, step: StepScope, name: str, span: AbstractContextManager[trace.Span]) -> None:
-        super().__init__(step, name)
+    def __init__(self, phase: PhaseScope, span: AbstractContextManager[trace.Span]) -> None:
+        self._phase = phase
         self._span = span
 
     def __enter__(self) -> None:
         self._span.__enter__()
-        super().__enter__()
+        self._phase.__enter__()
 
     def __exit__(
         self,
@@ -152,7 +230,7 @@ class CapturedPhaseScope(PhaseScope):
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        super().__exit__(exception_type, exception, traceback)
+        self._phase.__exit__(exception_type, exception, traceback)
         self._span.__exit__(exception_type, exception, traceback)
 
 
@@ -180,25 +258,25 @@ class StepRecorder:
         keep_durations: bool,
         captures: StepCaptures | None,
     ) -> None:
-        self._writer = writer
+        self.writer = writer
         self.monotonic_ns = clock.monotonic_ns
-        self._time_ns = clock.time_ns
+        self.time_ns = clock.time_ns
         self._notices = notices
         self._run_id = run_id
-        self._metrics = metrics
-        self._keep_durations = keep_durations
-        self._captures = captures
+        self.metrics = metrics
+        self.keeps_durations = keep_durations
+        self.captures = captures
         #: Numbers the steps; taking the next one is atomic.
         self._numbers = count()
 
     def close(self) -> None:
         """Refuse what comes from now on."""
-        self._writer = ClosedWriter(self._refuse_late)
+        self.writer = ClosedWriter(self._refuse_late)
 
     def abandon(self) -> None:
         """Record nothing from now on, in a forked child: the steps that are open are the parent process's."""
-        self._writer = NullWriter()
-        self._captures = None
+        self.writer = NullWriter()
+        self.captures = None
 
     def active(self) -> StepScope | None:
         """Return the step of this run that the calling context is inside of."""
@@ -215,73 +293,13 @@ class StepRecorder:
             began_ns: when it began, monotonic; None: it begins when it is entered.
         """
         step = next(self._numbers) if number is None else self._explicit(number)
-        scope = StepScope(self, step, samples, tokens)
-        captures = self._captures
+        scope = StepScope(self, self.monotonic_ns, step, samples, tokens)
+        captures = self.captures
         if captures is not None and step >= captures.next_step:
             scope.begin_captured(captures.scheduled(step, began_ns))
         return scope
 
-    def record(  # noqa: C901, PLR0912 - the hot path: a call more costs what it tidies
-        self, scope: StepScope, began_ns: int, duration_ns: int, error: BaseException | None
-    ) -> None:
-        """Write the line of a step that ended, count it, and end or make its capture.
-
-        Args:
-            scope: the step.
-            began_ns: when it began, monotonic.
-            duration_ns: how long it took.
-            error: the exception that left it.
-        """
-        captures, metrics, captured = self._captures, self._metrics, None
-        if captures is not None:
-            if duration_ns > captures.slow_above_ns or error is not None or scope.capture is not None:
-                captured = self._capture(captures, scope, began_ns, duration_ns, error)
-            if not metrics.steps & 3:  # every fourth step says as much of what is usual
-                captures.sample(duration_ns)
-        phases = {name: phase_ns for name, _, phase_ns in scope.phases}
-        if len(phases) != len(scope.phases):
-            phases = _summed(scope.phases)
-        time_unix_nano = self._time_ns()
-        samples, tokens = scope.samples, scope.tokens
-        # The caller may have set them while the step ran; the shift leaves 0 of numbers from 0 up to 63 bits.
-        if type(samples) is not int or type(tokens) is not int or (samples | tokens) >> _STEP_BITS:
-            samples, tokens = self._amount("samples", samples), self._amount("tokens", tokens)
-        number, phases_or_none = scope.step, phases or None
-        if samples or tokens or scope.data_ns is not None or scope.total is not None:
-            event = Step(
-                step=number,
-                duration_ns=duration_ns,
-                data_ns=scope.data_ns,
-                phases=phases_or_none,
-                samples=samples or None,
-                tokens=tokens or None,
-                total=scope.total,
-                time_unix_nano=time_unix_nano,
-            )
-        else:
-            event = Step(step=number, duration_ns=duration_ns, phases=phases_or_none, time_unix_nano=time_unix_nano)
-        try:
-            line = encode_plain(event)
-        except (UnicodeEncodeError, TypeError):  # a phase's name with a lone surrogate, or one that is no string
-            named = {str(jsonable(name)): phase_ns for name, phase_ns in phases.items()}
-            line = encode(msgspec.structs.replace(event, phases=named))
-        writer = self._writer
-        with writer.lock:
-            if writer.append(line):
-                metrics.steps += 1
-                if samples or tokens:
-                    metrics.samples += samples
-                    metrics.tokens += tokens
-                metrics.last_step = number
-                metrics.last_step_time_unix_nano = time_unix_nano
-                if self._keep_durations:
-                    if scope.data_ns is not None:
-                        phases = {**phases, SpanName.DATA: scope.data_ns}
-                    metrics.ended_steps.append((duration_ns, phases, captured))
-        if writer.deferred is not None:
-            writer.run_deferred()
-
-    def _amount(self, name: str, value: Any) -> int:
+    def amount(self, name: str, value: Any) -> int:
         """Return how many samples or tokens there were; what is no number of them is told of, and 0."""
         if type(value) is int and 0 <= value <= STEP_MAX:
             return value
@@ -302,21 +320,6 @@ class StepRecorder:
         error = InvalidStateError(f"cannot log to finished run {self._run_id}")
         self._notices.refuse("step", "after_finish", "late", error)
 
-    @staticmethod
-    def _capture(
-        captures: StepCaptures, scope: StepScope, began_ns: int, duration_ns: int, error: BaseException | None
-    ) -> SpanContext | None:
-        """End the step's capture, or make one of a slow or failed step; return the context of its ``step`` span."""
-        capture = scope.capture
-        if capture is None:
-            phases = scope.phases
-            if scope.data_ns is not None:
-                phases = [(SpanName.DATA, began_ns, scope.data_ns), *phases]
-            return captures.afterwards(scope.step, began_ns, duration_ns, phases, error)
-        capture.leave()
-        capture.close(duration_ns, error)
-        return capture.context
-
     def each(self, iterable: Iterable[Any], total: int | None, advance: Any) -> Iterator[Any]:
         """Yield the items of an iterable, one step an item, the wait for each timed."""
         items = iter(iterable)
@@ -329,7 +332,7 @@ class StepRecorder:
             except StopIteration:
                 return
             data_ns = self.monotonic_ns() - began_ns
-            scope = self.begin(None, 0, 0, began_ns)
+            scope = self.begin(None, NONE_TOLD, NONE_TOLD, began_ns)
             scope.start_at(began_ns, data_ns)
             scope.total = total
             with scope:
@@ -342,11 +345,3 @@ class StepRecorder:
         except InvalidValueError as error:
             self._notices.refuse("step", "invalid_value", name, ConfigError(f"{name}: {error}; {instead} is used"))
             return instead
-
-
-def _summed(phases: list[tuple[str, int, int]]) -> dict[str, int]:
-    """Return the time of each phase, ns; one that was entered several times counts as a whole."""
-    total: dict[str, int] = {}
-    for name, _, phase_ns in phases:
-        total[name] = total.get(name, 0) + phase_ns
-    return total

@@ -211,16 +211,18 @@ class FileWriter(TraceWriter):
 
     def append(self, data: bytes) -> bool:
         """Append whole lines; the caller holds the lock. Return whether they were accepted."""
-        if len(data) > MAY_NOT_FIT_BYTES:
+        byte_count = len(data)
+        if byte_count > MAY_NOT_FIT_BYTES:
             data = fitting(data)
-        size = self._size + len(data)
+            byte_count = len(data)
+        size = self._size + byte_count
         if size > self._fast_limit:
             return self._append_with_care(data)
         try:
             written = os.write(self._fd, data)
         except OSError as error:
             return self._append_with_care(data) if error.errno == errno.EBADF else self._lose(data, error)
-        if written != len(data):
+        if written != byte_count:
             return self._complete(data, written)
         self._size = size
         return True
