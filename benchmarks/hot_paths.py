@@ -159,9 +159,11 @@ def log_metric_cpu(endpoint: str, count: int) -> float:
         began = time.process_time_ns()
         for index in range(count):
             run.log_metric("loss/train", index * 0.5)
+        asked_from = time.thread_time_ns()
         while (newest := storage.latest_metrics(run.id).get("loss/train")) is None or newest.step < count - 1:
             time.sleep(0.02)
-        return (time.process_time_ns() - began) / count
+        asking_ns = time.thread_time_ns() - asked_from  # the questions are this benchmark's work, not the run's
+        return (time.process_time_ns() - began - asking_ns) / count
 
 
 def uncaptured_step(run: runspan.Run, count: int) -> float:
