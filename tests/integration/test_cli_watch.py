@@ -171,7 +171,7 @@ def test_sigterm_gives_the_terminal_back(work: Workplace) -> None:
     with _Watch(work, "--interval", "0.1") as watch:
         watch.read_until(lambda text: "look here" in text)
         watch.process.terminate()
-        assert watch.wait() == 128 + signal.SIGTERM
+        assert watch.wait() == 128 + signal.SIGTERM, watch.text
         assert watch.text.endswith("\x1b[0m\x1b[?25h\x1b[?1049l")
         assert termios.tcgetattr(watch.follower) == watch.modes
 

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -31,7 +33,6 @@ from support.serving import ServeProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 TOKEN = "-".join(["secret"] * 3)
 
@@ -111,6 +112,15 @@ def test_a_subscriber_that_sleeps_does_not_keep_a_training(tmp_path: Path) -> No
     ended = wait_for(training)
     assert (ended.returncode, ended.stderr) == (3, "")
     channel.close()
+
+
+def test_a_training_with_many_open_files_may_be_served(served: Served, tmp_path: Path) -> None:
+    """Files beyond the 1,024 that select() knows keep a server from nothing."""
+    config = runspan.TracingConfig(trace_dir=tmp_path, alert_rules=())
+    with ExitStack() as opened, runspan.start_run("exp", storage=runspan.InMemoryStorage(), config=config) as run:
+        for _ in range(1_100):
+            opened.enter_context(Path(os.devnull).open("rb"))
+        assert served.watch(served.serve(run)).status() is RunStatus.RUNNING
 
 
 def test_leaving_the_block_of_a_served_run_is_bounded(served: Served, tmp_path: Path) -> None:

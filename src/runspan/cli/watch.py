@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
-import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
 
@@ -41,6 +42,8 @@ _PRINTED_INTERVAL_S = 10.0
 #: A page that is no terminal's.
 _PLAIN_WIDTH = 100
 _TERMINATED = 128 + signal.SIGTERM
+#: More signals than come between two looks.
+_MAX_WAKES = 65_536
 
 
 def register(app: typer.Typer) -> None:
@@ -200,13 +203,15 @@ class _Signals:
     """
 
     def __init__(self) -> None:
-        self._wake = threading.Event()
+        # No threading.Event: a handler that sets one, or raises, while the same thread begins to wait for it breaks it.
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
         self._is_stop_asked = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         handlers: dict[int, Callable[[int, FrameType | None], None]] = {
-            signal.SIGWINCH: lambda *_: self._wake.set(),
+            signal.SIGWINCH: lambda *_: self._wake(),
             signal.SIGTSTP: self._ask_to_stop,
             signal.SIGTERM: _end,
         }
@@ -219,11 +224,15 @@ class _Signals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
 
     def wait(self, timeout_s: float) -> None:
         """Wait for so long, or until a signal asks for something."""
-        self._wake.wait(timeout_s)
-        self._wake.clear()
+        poll = select.poll()  # unlike select(), for any number of open files
+        poll.register(self._reader, select.POLLIN)
+        if poll.poll(timeout_s * 1_000):
+            os.read(self._reader, _MAX_WAKES)
 
     def is_stop_asked(self) -> bool:
         """Whether Ctrl-Z was pressed since the last call."""
@@ -238,7 +247,11 @@ class _Signals:
 
     def _ask_to_stop(self, *_: object) -> None:
         self._is_stop_asked = True
-        self._wake.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # there are thousands in it
+            os.write(self._writer, b"\0")
 
 
 def _end(*_: object) -> NoReturn:

@@ -125,8 +125,11 @@ class ServerProcess:
             _input_of(self._process).flush()
         output = self._process.stdout
         line = b""
-        if output is not None and select.select([output], [], [], _START_S)[0]:
-            line = output.readline()
+        if output is not None:
+            poll = select.poll()  # unlike select(), for a training with any number of open files
+            poll.register(output, select.POLLIN)
+            if poll.poll(_START_S * 1_000):
+                line = output.readline()
         try:
             answer = msgspec.json.decode(line, type=_Answer)
         except msgspec.DecodeError as error:
