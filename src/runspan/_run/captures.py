@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -97,7 +96,7 @@ class StepCaptures:
         self._recent_ns.append(duration_ns)
         self._sampled += 1
         if self._schedule.slow_factor and self._sampled % _SAMPLES_A_MEDIAN == 0:
-            median_ns = statistics.median(self._recent_ns)
+            median_ns = sorted(self._recent_ns)[len(self._recent_ns) // 2]
             self.slow_above_ns = int(max(self._schedule.slow_factor * median_ns, median_ns + _SLOW_BY_NS))
 
     def afterwards(

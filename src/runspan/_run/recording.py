@@ -194,7 +194,7 @@ class Recording:
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """Time a phase of the current step (forward, backward, …); outside a step a span of the file."""
         step = active_step.get()
-        if step is not None and step.capture is None and step.made_by is self._session.steps and type(name) is str:
+        if step is not None and step.uncaptured_by is self._session.steps and type(name) is str:
             return PhaseScope(step, name, step.monotonic_ns())
         return self._unusual_phase(name)
 

@@ -51,6 +51,7 @@ class StepScope(msgspec.Struct, eq=False, gc=False):
 
     Attributes:
         made_by: who made it.
+        uncaptured_by: the same while it is not captured, else None: one question for those who only time its phases.
         monotonic_ns: reads the monotonic clock.
         step: the step's number, from 0.
         samples: how many samples it processed.
@@ -65,13 +66,14 @@ class StepScope(msgspec.Struct, eq=False, gc=False):
     """
 
     made_by: StepRecorder
+    uncaptured_by: StepRecorder | None
     monotonic_ns: Callable[[], int]
     step: int
     samples: int
     tokens: int
     phases: dict[str, int] = {}
     begins: dict[str, int] = {}
-    repeats: list[tuple[str, int, int]] = []
+    repeats: tuple[tuple[str, int, int], ...] = ()
     recorder: EvidenceRecorder = NO_RECORDER
     capture: Capture | None = None
     data_ns: int | None = None
@@ -106,7 +108,8 @@ class StepScope(msgspec.Struct, eq=False, gc=False):
             if not metrics.steps & 3:  # every fourth step says as much of what is usual
                 captures.sample(duration_ns)
         time_unix_nano = made_by.time_ns()
-        number, phases, samples, tokens = self.step, self.phases, self.samples, self.tokens
+        number, phases = self.step, self.phases
+        samples, tokens = self.samples, self.tokens
         if samples is NONE_TOLD and tokens is NONE_TOLD and self.data_ns is None and self.total is None:
             event = Step(step=number, duration_ns=duration_ns, phases=phases or None, time_unix_nano=time_unix_nano)
         else:
@@ -171,6 +174,7 @@ class StepScope(msgspec.Struct, eq=False, gc=False):
         """Let the step be a captured one, from the capture's start on; None: it is not."""
         if capture is not None:
             self.capture = capture
+            self.uncaptured_by = None
             self.recorder = capture.recorder
             self._began_ns = capture.start.monotonic_ns
 
@@ -202,7 +206,7 @@ class PhaseScope(msgspec.Struct, eq=False, gc=False):
         duration_ns, phases = step.monotonic_ns() - began_ns, step.phases
         if name in phases:
             phases[name] += duration_ns
-            step.repeats.append((name, began_ns, duration_ns))
+            step.repeats += ((name, began_ns, duration_ns),)
         else:
             phases[name] = duration_ns
             step.begins[name] = began_ns
@@ -293,7 +297,7 @@ class StepRecorder:
             began_ns: when it began, monotonic; None: it begins when it is entered.
         """
         step = next(self._numbers) if number is None else self._explicit(number)
-        scope = StepScope(self, self.monotonic_ns, step, samples, tokens)
+        scope = StepScope(self, self, self.monotonic_ns, step, samples, tokens)
         captures = self.captures
         if captures is not None and step >= captures.next_step:
             scope.begin_captured(captures.scheduled(step, began_ns))
