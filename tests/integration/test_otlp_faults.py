@@ -12,7 +12,7 @@ import pytest
 
 from runspan.errors import ConfigError
 from runspan.telemetry.exporter import METRICS, TRACES
-from support.exporting import start_export
+from support.exporting import ended_step, start_export
 from support.otlp_receiver import BlackHole, Faults, OtlpReceiver, endpoint_of, refused_port, until
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def test_buffers_stay_small_while_the_receiver_is_away(protocol: str, caplog: py
         export = start_export(None, endpoint_of(protocol, refused_port(), "metrics"), metric_interval_s=0.05)
         assert until(lambda: bool(caplog.records), timeout_s=5)
         for _ in range(3):
-            export.metrics.ended_steps.append((1_000_000, {}, None))
+            export.metrics.ended_steps.append(ended_step(1_000_000))
             export.metrics.observations.append(("latency", "s", 0.1))
             assert until(lambda: not export.metrics.ended_steps and not export.metrics.observations, timeout_s=5)
     export.drain(0.1)

@@ -26,6 +26,7 @@ from runspan.telemetry.collector import MetricsCollector
 from runspan.telemetry.instruments import RunMetrics
 from runspan.telemetry.providers import RunIdentity, build_resource
 from runspan.usage import UsageSampler
+from support.exporting import ended_step
 from support.stack import running_stack
 from support.stack_clients import eventually
 from support.stack_runs import Training
@@ -111,7 +112,7 @@ def _measure_metrics(stack: Stack) -> None:
             for collector, state in collectors:
                 state.steps += 100
                 phases = {phase: secrets.randbelow(10**9) for phase in _PHASES}
-                state.ended_steps.append((secrets.randbelow(10**9), phases, None))
+                state.ended_steps.append(ended_step(secrets.randbelow(10**9), **phases))
                 request = collector.collect()
                 size += request.ByteSize()
                 points += sum(_points(metric) for metric in request.resource_metrics[0].scope_metrics[0].metrics)

@@ -13,7 +13,7 @@ from runspan.config import TracingConfig
 from runspan.records import RunStatus
 from runspan.semconv import INSTRUMENTS, Instrument, InstrumentKind
 from runspan.usage import GpuUsage, ProcessUsage, SystemUsage, UsageSampler
-from support.exporting import start_export
+from support.exporting import ended_step, start_export
 from support.stack_clients import eventually
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def labels_by_name(stack: Stack) -> dict[str, list[dict[str, str]]]:
     metrics.latest, metrics.nonfinite = {"loss/train": 0.5}, {"loss/train": 1}
     metrics.counts[("images", "{image}")] = 3
     metrics.observations.append(("request", "s", 0.2))
-    metrics.ended_steps.append((20_000_000, {"forward": 10_000_000}, None))
+    metrics.ended_steps.append(ended_step(20_000_000, forward=10_000_000))
     metrics.checkpoint_durations.append(1_000_000_000)
     metrics.steps, metrics.samples, metrics.tokens, metrics.last_step = 1, 8, 64, 0
     metrics.last_step_time_unix_nano = metrics.heartbeat_time_unix_nano = now

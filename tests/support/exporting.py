@@ -13,13 +13,19 @@ from runspan.telemetry.collector import MetricsCollector
 from runspan.telemetry.exporter import ExportPipeline, SpanBudget
 from runspan.telemetry.instruments import RunMetrics
 from runspan.telemetry.providers import RunIdentity, build_resource, build_tracer_provider, get_tracer
+from runspan.tracefile.events import Step
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from runspan._endpoints import OtlpEndpoint
 
-__all__ = ["Exporting", "start_export"]
+__all__ = ["Exporting", "ended_step", "start_export"]
+
+
+def ended_step(duration_ns: int, **phases_ns: int) -> Step:
+    """Return the event of a step that took so long, with these phases."""
+    return Step(step=0, duration_ns=duration_ns, phases=phases_ns or None, time_unix_nano=1)
 
 
 @dataclass

@@ -22,6 +22,7 @@ from runspan.telemetry.collector import MetricsCollector
 from runspan.telemetry.instruments import RunMetrics
 from runspan.testing import FakeClock
 from runspan.usage import GpuUsage, ProcessUsage, SystemUsage, UsageSampler
+from support.exporting import ended_step
 from support.otlp_receiver import ReceivedPoint, points_in
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def test_the_final_collection_ends_live_series_only() -> None:
         status=RunStatus.SUCCESS,
         usage=_FakeUsage(),
     )
-    metrics.ended_steps.append((1, {}, None))
+    metrics.ended_steps.append(ended_step(1))
     request = _collector(metrics).collect(final=True)
     assert _values(request) == {"loss": [0.1, None], "bad": [None]}
     ended = {point.metric for point in points_in(request) if point.value is None}
@@ -145,7 +146,7 @@ def test_every_instrument_is_exported_as_listed() -> None:
         usage=_FakeUsage(),
     )
     metrics.observations.append(("o", "ms", 1.5))
-    metrics.ended_steps.append((1, {"forward": 1}, None))
+    metrics.ended_steps.append(ended_step(1, forward=1))
     metrics.checkpoint_durations.append(1)
     request = _collector(metrics).collect()
     scope = request.resource_metrics[0].scope_metrics[0]
@@ -215,7 +216,7 @@ def test_series_do_not_grow_with_steps() -> None:
     sizes = []
     for step in (1, 100_000):
         metrics.steps, metrics.last_step = step, step
-        metrics.ended_steps.append((1000 + step, {"forward": 900}, None))
+        metrics.ended_steps.append(ended_step(1000 + step, forward=900))
         sizes.append(len(points_in(collector.collect())))
     assert sizes[0] == sizes[1]
 
@@ -223,7 +224,7 @@ def test_series_do_not_grow_with_steps() -> None:
 def test_durations_fall_into_different_buckets() -> None:
     """Case 50: 0.004 s to 600 s are told apart, in seconds."""
     metrics = RunMetrics()
-    metrics.ended_steps.extend((int(seconds * 1e9), {}, None) for seconds in (0.004, 0.08, 0.3, 2, 45, 600))
+    metrics.ended_steps.extend(ended_step(int(seconds * 1e9)) for seconds in (0.004, 0.08, 0.3, 2, 45, 600))
     (point,) = _of(_collector(metrics).collect(), "runspan.step.duration")
     assert point.buckets >= 5
     assert (point.unit, point.count) == ("s", 6)
@@ -234,7 +235,8 @@ def test_an_exemplar_names_a_captured_steps_trace() -> None:
     """Case 53: a captured step's duration carries its trace; uncaptured ones carry none."""
     captured = SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=TraceFlags(1))
     metrics = RunMetrics()
-    metrics.ended_steps.extend([(10, {"data": 1}, None), (20, {"forward": 5}, captured)])
+    metrics.ended_steps.append(ended_step(10, data=1))
+    metrics.captured_steps.append((ended_step(20, forward=5), captured))
     collector = _collector(metrics)
     request = collector.collect()
     (step,) = _of(request, "runspan.step.duration")
@@ -287,7 +289,7 @@ def test_a_failing_refresh_is_told_once(caplog: pytest.LogCaptureFixture) -> Non
 def test_no_name_or_value_breaks_a_collection(latest: dict[str, float], phase: str, unit: str) -> None:
     """Whatever keys, phases, units and values there are, collecting raises nothing."""
     metrics = RunMetrics(latest=latest, counts={(key, unit): 1 for key in latest})
-    metrics.ended_steps.append((1, {phase: 1}, None))
+    metrics.ended_steps.append(ended_step(1, **{phase: 1}))
     metrics.observations.extend((key, unit, value) for key, value in latest.items())
     request = _collector(metrics).collect(final=True)
     assert ExportMetricsServiceRequest.FromString(request.SerializeToString()) == request
@@ -332,7 +334,7 @@ def test_histogram_buckets_hold_what_opentelemetry_says() -> None:
 def test_a_collection_can_be_divided() -> None:
     """Halves of a request have the same resource and scope, and all of its points once."""
     metrics = RunMetrics(latest={f"k{number}": float(number) for number in range(7)}, steps=2)
-    metrics.ended_steps.append((5, {}, None))
+    metrics.ended_steps.append(ended_step(5))
     whole = _collector(metrics).collect(final=True)
     parcels, parts = [MetricParcel(whole)], []
     while parcels:

@@ -129,7 +129,8 @@ class StepScope(msgspec.Struct, eq=False, gc=False):
             line = encode_lines((event,))
         except (UnicodeEncodeError, TypeError):  # a phase's name with a lone surrogate, or one that is no string
             named = {str(jsonable(name)): phase_ns for name, phase_ns in phases.items()}
-            line = encode(msgspec.structs.replace(event, phases=named))
+            event = msgspec.structs.replace(event, phases=named)
+            line = encode(event)
         writer = made_by.writer
         with writer.lock:
             if writer.append(line):
@@ -140,9 +141,10 @@ class StepScope(msgspec.Struct, eq=False, gc=False):
                 metrics.last_step = number
                 metrics.last_step_time_unix_nano = time_unix_nano
                 if made_by.keeps_durations:
-                    if self.data_ns is not None:
-                        phases = {**phases, SpanName.DATA: self.data_ns}
-                    metrics.ended_steps.append((duration_ns, phases, captured))
+                    if captured is None:
+                        metrics.ended_steps.append(event)
+                    else:
+                        metrics.captured_steps.append((event, captured))
         if writer.deferred is not None:
             writer.run_deferred()
 

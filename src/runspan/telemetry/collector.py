@@ -22,7 +22,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from runspan._clock import SystemClock
 from runspan._version import __version__
-from runspan.semconv import INSTRUMENTS, SCHEMA_URL, SCOPE_NAME, Attr, InstrumentKind, MetricName
+from runspan.semconv import INSTRUMENTS, SCHEMA_URL, SCOPE_NAME, Attr, InstrumentKind, MetricName, SpanName
 from runspan.telemetry._histograms import BulkHistogram
 from runspan.telemetry._readings import KeyRegistry, Readings, as_float
 from runspan.telemetry.providers import build_meter_provider
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from runspan._clock import Clock
     from runspan.telemetry.instruments import RunMetrics
+    from runspan.tracefile.events import Step
 
 __all__ = ["MetricsCollector"]
 
@@ -104,17 +105,8 @@ class MetricsCollector:
 
     def fold(self) -> None:
         """Take buffered durations and observations into their histograms, so that the buffers stay small."""
-        metrics, now = self._metrics, self._clock.time_ns()
-        seconds: dict[str | None, list[float]] = {}
-        for step_ns, phases, context in _taken(metrics.ended_steps):
-            durations: list[tuple[str | None, int]] = [(None, step_ns), *phases.items()]
-            for phase, duration_ns in durations:
-                if phase is None or self._phases.admits(phase):
-                    seconds.setdefault(phase, []).append(duration_ns / _NS_A_SECOND)
-                    if context is not None and context.is_valid:
-                        self._duration(phase).add_exemplar(duration_ns / _NS_A_SECOND, context, now)
-        for phase, values in seconds.items():
-            self._duration(phase).add(values)
+        self._fold_steps()
+        metrics = self._metrics
         observed: dict[str, list[float]] = {}
         units: dict[str, str] = {}
         for key, unit, value in _taken(metrics.observations):
@@ -126,6 +118,30 @@ class MetricsCollector:
         checkpoints = [duration_ns / _NS_A_SECOND for duration_ns in _taken(metrics.checkpoint_durations)]
         if checkpoints:
             self._histogram(MetricName.CHECKPOINT_DURATION, {}).add(checkpoints)
+
+    def _fold_steps(self) -> None:
+        metrics, now = self._metrics, self._clock.time_ns()
+        seconds: dict[str | None, list[float]] = {}
+        for step in _taken(metrics.ended_steps):
+            for phase, duration_s in self._durations_s(step):
+                seconds.setdefault(phase, []).append(duration_s)
+        for step, context in _taken(metrics.captured_steps):
+            for phase, duration_s in self._durations_s(step):
+                seconds.setdefault(phase, []).append(duration_s)
+                if context.is_valid:
+                    self._duration(phase).add_exemplar(duration_s, context, now)
+        for phase, values in seconds.items():
+            self._duration(phase).add(values)
+
+    def _durations_s(self, step: Step) -> Iterator[tuple[str | None, float]]:
+        """Yield how long a step took, under None, and how long each of its phases did, the wait for data too."""
+        yield None, step.duration_ns / _NS_A_SECOND
+        phases = step.phases or {}
+        if step.data_ns is not None:
+            phases = {**phases, SpanName.DATA: step.data_ns}
+        for phase, duration_ns in phases.items():
+            if self._phases.admits(phase):
+                yield phase, duration_ns / _NS_A_SECOND
 
     def collect(self, *, final: bool = False) -> ExportMetricsServiceRequest:
         """Return the metrics as they are now.

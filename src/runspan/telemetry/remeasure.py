@@ -182,11 +182,7 @@ class RecordedMetrics:
         state.samples += event.samples or 0
         state.tokens += event.tokens or 0
         state.last_step, state.last_step_time_unix_nano = event.step, event.time_unix_nano
-        phases = dict(event.phases or {})
-        if event.data_ns is not None:
-            phases[SpanName.DATA] = event.data_ns
-        # Without the step's context: which of them were captured stands in other files.
-        state.ended_steps.append((event.duration_ns, phases, None))
+        state.ended_steps.append(event)  # as an uncaptured one: which of them were captured stands in other files
 
     def _tally(self) -> None:
         self.too_old += self._now_unix_nano < self._since_unix_nano
